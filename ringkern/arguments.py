@@ -15,7 +15,7 @@ Op = dist.ReduceOp | dist.ReduceOp.RedOpType
 
 
 class SupportsDLPack(Protocol):
-    """A tensor or array of torch, NumPy, CuPy or another library, as argument of a collective.
+    """A tensor or array of torch, NumPy, CuPy or another library, as an argument of a collective.
 
     Its memory is used in place, by `DLPack <https://dmlc.github.io/dlpack/latest/>`_.
     """

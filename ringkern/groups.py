@@ -1,4 +1,4 @@
-"""Process groups: which one is meant, and where a communicator over its ranks begins."""
+"""Process groups: finds the requested group, and the start of a communicator over its ranks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch.distributed as dist
 from . import recorder
 from .errors import CommUsageError
 
-# How many communicators were made for a group.
+# The number of communicators made for a group.
 _made: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
 
 
 def resolve_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The process group that is meant, or an error that says what to do."""
+    """Returns the requested process group, or raises an error that says what to do."""
     if group is None:
         if not dist.is_initialized():
             raise CommUsageError(
@@ -39,11 +39,11 @@ def resolve_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 def place_of(group: dist.ProcessGroup | None) -> tuple[dist.Store, int, int, str]:
-    """The store, this rank, the number of ranks, and the name of the next ring over ``group``."""
+    """Returns the store, rank, number of ranks, and the name of the next ring over ``group``."""
     group = resolve_group(group)
     with _making:
         number = _made[group] = _made.get(group, 0) + 1
-    # The n-th of each rank meet, whichever of them connects first.
+    # The n-th communicators of all ranks meet, whichever rank connects first.
     name = f"ringkern/{group.group_name}"
     recorder.remember_group(name, group.group_desc, recorder.ranks_of(group))
     name += f"#{number}" if number > 1 else ""
@@ -51,7 +51,7 @@ def place_of(group: dist.ProcessGroup | None) -> tuple[dist.Store, int, int, str
 
 
 def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, before which torch.compile ends a graph. To be called only while it traces."""
+    """Wraps ``function`` so that torch.compile ends a graph before it. Called while it traces."""
     # Not torch.compiler.disable: it imports the compiler, a second that most programs do not need.
     wrapped: Callable[..., Any] = torch._disable_dynamo(function)
     return wrapped

@@ -20,9 +20,9 @@ from . import linux
 _BY_HAND = (
     "export MASTER_ADDR, the address of rank 0's host, and MASTER_PORT, a port that is free there"
 )
-_OF_INIT = ("init_method", "store", "rank", "world_size")  # found here
+_OF_INIT = ("init_method", "store", "rank", "world_size")  # these are found here
 
-_calls = 0  # of init, over the store in a file
+_calls = 0  # number of calls of init, over the store in a file
 
 
 class Launcher(NamedTuple):
@@ -35,7 +35,7 @@ class Launcher(NamedTuple):
     one_host: tuple[str, str]
 
 
-# The first that is found: a later one may have started the launcher itself, as srun starts mpiexec.
+# The first that is found counts: a later one may have started the launcher, as srun starts mpiexec.
 _LAUNCHERS = (
     Launcher(
         "mpiexec of Open MPI",
@@ -51,7 +51,8 @@ _LAUNCHERS = (
         "MPI_LOCALRANKID",
         ("MPI_LOCALNRANKS", "PMI_SIZE"),
     ),
-    # A batch script, whose one process is no rank, has SLURM_PROCID and SLURM_NTASKS, too.
+    # Excludes a batch script, whose one process is no rank but has SLURM_PROCID and SLURM_NTASKS,
+    # too.
     Launcher(
         "srun",
         "SLURM_PROCID",
@@ -75,21 +76,21 @@ class Place(NamedTuple):
 def init(backend: str = "ringkern", **options: Any) -> None:
     """Makes the default group of the ranks that torchrun, mpiexec or srun has started.
 
-    Does what ``dist.init_process_group(backend, **options)`` does, which reads the variables of
-    torchrun alone. The first of these counts that are set: RANK and WORLD_SIZE; those of Open MPI;
-    those of MPICH and Intel MPI; those of a step of Slurm. Without torchrun, ranks of one host meet
-    over a file that only this user can open; those of several hosts need MASTER_ADDR and
-    MASTER_PORT. Sets LOCAL_RANK where it is not set.
+    Does the same as ``dist.init_process_group(backend, **options)``, which reads only the variables
+    of torchrun. Uses the first of these variables that are set: RANK and WORLD_SIZE; those of Open
+    MPI; those of MPICH and Intel MPI; those of a step of Slurm. Without torchrun, ranks of one host
+    meet over a file that only this user can open; those of several hosts need MASTER_ADDR and
+    MASTER_PORT. Sets LOCAL_RANK if it is not set.
 
     Args:
         backend: as for ``init_process_group``.
-        options: the others of its arguments, such as ``timeout``; not those that say which rank
-            this is or where the ranks meet.
+        options: its other arguments, such as ``timeout``; not those for the number of this rank or
+            the place where the ranks meet.
 
     Raises:
         TypeError: an argument is given that is found here.
-        ValueError: there are no such variables, one lacks its partner or has a wrong value, or
-            it cannot be told where to meet; the text says what to do.
+        ValueError: there are no such variables, one lacks its partner or has a wrong value, or the
+            place to meet is unknown; the text says what to do.
     """
     global _calls
     if given := [name for name in _OF_INIT if name in options]:
@@ -132,9 +133,9 @@ def _find(environment: Mapping[str, str]) -> Place | None:
 
 
 def _number(environment: Mapping[str, str], rank: str, size: str) -> tuple[int, int] | None:
-    """Returns a rank and a size, or None where neither is set.
+    """Returns a rank and a size, or None if neither is set.
 
-    ``SLURM_PROCID`` alone is of a batch script.
+    ``SLURM_PROCID`` alone belongs to a batch script.
     """
     given = {name: environment.get(name, "") for name in (rank, size)}
     if not any(given.values()) or (rank == "SLURM_PROCID" and not given[size]):
@@ -149,7 +150,7 @@ def _number(environment: Mapping[str, str], rank: str, size: str) -> tuple[int, 
 
 
 def _address(place: Place, environment: Mapping[str, str]) -> str | None:
-    """Returns where the ranks meet by TCP; ``None``: on this host, in a file."""
+    """Returns the address where the ranks meet by TCP; ``None``: on this host, in a file."""
     host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
     if host and not port:
         raise ValueError(f"MASTER_ADDR={host}, and no MASTER_PORT: {_BY_HAND}")
@@ -169,7 +170,7 @@ def _address(place: Place, environment: Mapping[str, str]) -> str | None:
 
 
 def _private_folder() -> Path:
-    """Returns a folder that only this user can open: who writes to the store is a rank."""
+    """Returns a folder that only this user can open: whoever can write to the store is a rank."""
     folder = Path(tempfile.gettempdir()) / f"ringkern-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -184,23 +185,23 @@ def _private_folder() -> Path:
 
 
 def _launch(place: Place) -> str:
-    """Returns the name of this launch: the same on its ranks, and of no other.
+    """Returns the name of this launch: the same on all its ranks, and different for all others.
 
-    The nearest ancestor that is not of this rank is the launcher's, and all ranks of the host are
-    its descendants. Shells between it and a rank have the rank's environment.
+    The nearest ancestor that does not belong to this rank is the launcher's, and all ranks of the
+    host are its descendants. Shells between it and a rank have the rank's environment.
     """
     of_the_rank = f"{place.launcher.rank}={place.rank}".encode()
     process = Path(f"/proc/{os.getppid()}")
     while of_the_rank in _environment(process):
         process = Path(f"/proc/{_stat(process)[1]}")
-    # A pid is used again, but not at the same time since the machine has started.
+    # A pid may be reused, but not with the same start time after boot.
     boot = linux.text(Path("/proc/sys/kernel/random/boot_id"))[:8]
     started = _stat(process)[19]
     return f"{process.name}-{started}-{boot}"
 
 
 def _environment(process: Path) -> list[bytes]:
-    """Returns a process's variables; of another user's, such as Slurm's, none."""
+    """Returns a process's variables; none for a process of another user, such as Slurm's."""
     try:
         return (process / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -208,7 +209,7 @@ def _environment(process: Path) -> list[bytes]:
 
 
 def _stat(process: Path) -> list[str]:
-    """Returns what follows the name in a process's ``stat``: its state, its parent, ..."""
+    """Returns the fields after the name in a process's ``stat``: its state, its parent, ..."""
     fields = linux.text(process / "stat").rpartition(") ")[2].split()
     if len(fields) < 20:
         raise ValueError(f"{process}, the launcher's process, cannot be seen: {_BY_HAND}")

@@ -1,4 +1,4 @@
-"""Small files in which Linux says what a machine is, under ``/sys`` and ``/proc``.
+"""Reads small files under ``/sys`` and ``/proc`` in which Linux describes a machine.
 
 Any of them may be missing, as in a container.
 """
@@ -13,7 +13,7 @@ _MAX_CORES = 1 << 16
 
 
 def text(path: Path) -> str:
-    """A file's first kilobytes; "" if there is none, or it cannot be read."""
+    """Returns a file's first kilobytes; "" if there is none, or it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(1 << 14).decode(errors="replace").strip()
@@ -22,7 +22,7 @@ def text(path: Path) -> str:
 
 
 def cores(listed: str) -> tuple[int, ...]:
-    """Numbers of a list as the kernel writes it: "0-2,8" are 0, 1, 2 and 8."""
+    """Returns the numbers of a list of the kernel: "0-2,8" has 0, 1, 2 and 8."""
     numbers: set[int] = set()
     for first, last in re.findall(r"(\d{1,6})(?:-(\d{1,6}))?", listed):
         numbers.update(range(int(first), min(int(last or first), _MAX_CORES) + 1))
@@ -30,7 +30,7 @@ def cores(listed: str) -> tuple[int, ...]:
 
 
 class DataCache(NamedTuple):
-    """One level: ``size`` bytes, shared by ``cores`` logical CPUs."""
+    """A level of cache: ``size`` bytes, shared by ``cores`` logical CPUs."""
 
     level: int
     size: int
@@ -38,7 +38,7 @@ class DataCache(NamedTuple):
 
 
 def data_caches(sys: Path, core: int) -> tuple[DataCache, ...]:
-    """The data caches of a core, by level; empty where nobody says. ``sys``: as ``/sys``."""
+    """Returns the data caches of a core, by level; empty if unknown. ``sys``: as ``/sys``."""
     found = []
     for index in sorted((sys / f"devices/system/cpu/cpu{core}/cache").glob("index*")):
         size = re.fullmatch(r"(\d{1,9})([KMG]?)", text(index / "size"))

@@ -238,7 +238,7 @@ def _ring_all_reduce(
     accumulate: str,
 ) -> None:
     reduced = _as_tensors(tensors, "tensors", written=True)
-    # Before the ring is made: a call with wrong arguments must not keep a ring's memory.
+    # Checked before the ring is made: a call with wrong arguments must not keep a ring's memory.
     devices = tuple(tensor.device for tensor in reduced)
     device = devices[0].type if devices else "cpu"
     op = reduce_op(op)

@@ -1,6 +1,7 @@
 """Passes events of the C++ library to Python's logging, and writes dumps when they are due.
 
-One thread a process waits for it. It begins with the first communicator and ends with the program.
+One thread per process waits for events. It begins with the first communicator and ends with the
+program.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from . import _C, recorder
 from .config import config
 
 _logger = logging.getLogger("ringkern")
-# A program that ends waits this long for a handler of logging, or a disk, and no longer.
+# The end of a program waits this long for a handler of logging, or a disk, and no longer.
 _PATIENCE_S = 5.0
 
 _lock = threading.Lock()
@@ -25,7 +26,7 @@ _over = False
 
 
 def start() -> None:
-    """Begins, unless it has begun; to be called with every communicator that is made."""
+    """Starts the thread unless it runs; to be called for every new communicator."""
     global _thread
     with _lock:
         if _thread is not None or _over:
@@ -48,7 +49,7 @@ def start() -> None:
 
 
 def stop() -> None:
-    """Logs and writes what is left, and ends. At exit: a thread that Python's end surprises in C++
+    """Logs and writes the rest, and ends. Called at exit: a thread that is in C++ when Python ends
     would take the process with it."""
     global _over
     with _lock:
@@ -65,14 +66,14 @@ def _finish() -> None:
         thread.join(_PATIENCE_S)
         if thread.is_alive():
             return
-    _read()  # what has been said since: the thread of a spawned process ends before its rings
+    _read()  # events since then: the thread of a spawned process ends before its rings
 
 
 def _read() -> None:
     while (news := _C.next_news()) is not None:
         try:
             _tell(*news)
-        except Exception:  # of a handler of the program's, as if it had its own thread
+        except Exception:  # from a handler of the program, reported as if it had its own thread
             exception = (*sys.exc_info(), threading.current_thread())
             threading.excepthook(threading.ExceptHookArgs(exception))
 
@@ -82,9 +83,9 @@ def _tell(kind: str, text: str) -> None:
         _logger.warning(text)
         return
     if kind == "report":
-        _logger.error(text)  # once among all ranks, though nobody may look
+        _logger.error(text)  # once among all ranks, in case no rank reads its exception
     elif kind == "failure":
-        _logger.info(text)  # who calls next gets it as an exception
+        _logger.info(text)  # the next caller gets it as an exception
     if config.dump_dir is None:
         return
     try:
@@ -96,7 +97,7 @@ def _tell(kind: str, text: str) -> None:
 
 
 def _forget() -> None:
-    """In a forked child, which has not the thread, and whose lock may be held for ever."""
+    """Resets a forked child, which lacks the thread, and whose lock may be held for ever."""
     global _lock, _thread
     _lock, _thread = threading.Lock(), None
 

@@ -25,7 +25,7 @@ def _call(
     return work
 
 
-# torch.compile breaks the graph around such a call.
+# torch.compile ends the graph before such a call.
 _outside_graph: Callable[..., dist.Work | None] = untraced(_call)
 _NOT_IN_A_GRAPH = (
     "torch.compile can capture only one of ringkern's collectives: ring_all_reduce of a "
@@ -99,7 +99,7 @@ def ring_all_reduce(
         RendezvousError, TransportError: first call only: a rank is missing, or the ranks could not
             be connected.
     """
-    # First, because each line of Python adds to the latency of a small tensor.
+    # Tried first, because each line of Python adds to the latency of a small tensor.
     if not _is_traced() and _quick_all_reduce(
         tensor, op, group, async_op, protocol, algorithm, deterministic, accumulate
     ):

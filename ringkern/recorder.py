@@ -1,8 +1,8 @@
 """The flight recorder: the last calls of this process's rings, for PyTorch's own analyser.
 
-C++ records every call, always (``csrc/comm/control.h``). Here the record gets the form of PyTorch's
-flight recorder, in which ``torchfrtrace`` finds the rank that is missing or differs, as shown in
-``docs/design/reliability.md``.
+C++ always records every call (``csrc/comm/control.h``). This module converts the record to the
+form of PyTorch's flight recorder. ``torchfrtrace`` finds in it the rank that is missing or differs,
+as shown in ``docs/design/reliability.md``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .hosts import Hosts
 
 # The version of the layout written here. torch's analyser wants one version in all files.
 _VERSION = "2.10"
-# The analyser knows the libraries that it was made for, and no other: before torch 2.12 not Gloo.
+# The analyser knows only the libraries that it was made for: before torch 2.12 not Gloo.
 _LIBRARY = "gloo" if torch.__version__ >= "2.12" else "nccl"
 # The prefix of a job's files; the rank follows.
 PREFIX = "ringkern_"
@@ -37,18 +37,18 @@ class _Group:
     ranks: tuple[int, ...]  # of the default group
 
 
-# Keyed by a communicator's name, without the "#2" of a later one of its group; of a ring on one
-# of several hosts with "/host 0", as csrc/torch names it.
+# Keyed by a communicator's name, without the "#2" of a later one of its group. The key of a ring on
+# one of several hosts has "/host 0", as in csrc/torch.
 _groups: dict[str, _Group] = {}
 
 
 def remember_group(name: str, description: str, ranks: Sequence[int]) -> None:
-    """Says which ranks of the default group form the rings of communicator ``name``."""
+    """Records which ranks of the default group form the rings of communicator ``name``."""
     _groups[name] = _Group(description, tuple(ranks))
 
 
 def remember_hosts(name: str, hosts: Hosts) -> None:
-    """Says which ranks of communicator ``name`` form the ring of each host of ``hosts``."""
+    """Records which ranks of communicator ``name`` form the ring of each host of ``hosts``."""
     base = _base(name)
     known = _groups.get(base) or _Group("undefined", tuple(range(len(hosts.host_of))))
     for host, called in enumerate(hosts.names):
@@ -57,32 +57,33 @@ def remember_hosts(name: str, hosts: Hosts) -> None:
 
 
 def _base(name: str) -> str:
-    """The name of a ring, as groups are known by: without the number of a later communicator."""
+    """Returns a ring's name without the number of a later communicator, the key of its group."""
     whole, of_host, host = name.partition("/host ")
     return whole.split("#")[0] + of_host + host
 
 
 def ranks_of(group: dist.ProcessGroup) -> Sequence[int]:
-    """The ranks of a group in the default one; its own, where torch does not know it."""
+    """Returns a group's ranks in the default group; its own, if torch does not know the group."""
     known = dist.distributed_c10d._world.pg_group_ranks.get(group)
     return range(group.size()) if known is None else list(known)
 
 
 def dump(directory: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """The last calls of this process's rings, in the form of PyTorch's flight recorder.
+    """Returns the last calls of this process's rings, in the form of PyTorch's flight recorder.
 
-    From any thread, also while others wait in a call. Up to 16 calls of each open ring, and of the
-    last rings that failed; messages between two ranks (send, receive, gather, scatter, all-to-all)
-    are not recorded.
+    May be called from any thread, also while others wait in a call. Has up to 16 calls of each open
+    ring, and of the last rings that failed. Messages between two ranks (send, receive, gather,
+    scatter, all-to-all) are not recorded.
 
     Args:
-        directory: where to write it, too, as ``ringkern_<rank>``, readable by this user only; made
-            if it is not there. Files of all ranks in one directory are what ``torchfrtrace`` reads.
-            ``None``: ``RINGKERN_DUMP_DIR``; if that is not set, either, nothing is written.
+        directory: a directory, made if needed, in which it is also written as ``ringkern_<rank>``,
+            readable by this user only. ``torchfrtrace`` reads the files of all ranks in one
+            directory. ``None``: ``RINGKERN_DUMP_DIR``; if that is not set either, nothing is
+            written.
 
     Returns:
         ``entries``, the calls in the order of their numbers; ``pg_config`` and ``pg_status``, the
-        rings; and what else belongs to that form. Times are in ns since 1970.
+        rings; and the other fields of that form. Times are in ns since 1970.
 
     Raises:
         OSError: it cannot be written.
@@ -98,7 +99,7 @@ def dump(directory: str | os.PathLike[str] | None = None) -> dict[str, Any]:
 
 
 def _own_rank(rings: list[dict[str, Any]]) -> int:
-    """This process among those whose files are read together."""
+    """Returns the number of this process among those whose files are read together."""
     if dist.is_initialized():
         return dist.get_rank()
     if rings:
@@ -107,14 +108,14 @@ def _own_rank(rings: list[dict[str, Any]]) -> int:
 
 
 def flight_record(rings: list[dict[str, Any]], own_rank: int) -> dict[str, Any]:
-    """Returns what ``_C.recorded_calls()`` gave, as PyTorch's flight recorder has it."""
+    """Converts the result of ``_C.recorded_calls()`` to the form of PyTorch's flight recorder."""
     record: dict[str, Any] = {
         "version": _VERSION,
         "comm_lib_version": f"ringkern {_C.version}",
         "pg_config": {},
         "pg_status": {},
         "entries": [],
-        # The analyser takes no notice of these.
+        # The analyser ignores these.
         "host": config.host or socket.gethostname(),
         "pid": os.getpid(),
         "failures": {},
@@ -140,23 +141,23 @@ def flight_record(rings: list[dict[str, Any]], own_rank: int) -> dict[str, Any]:
             record["faults"][name] = ring["failure"]
         entries = [_entry(call, ring, number, (name, group.description)) for call in calls]
         record["entries"] += entries
-    # The analyser leaves out, on all ranks, what comes before the latest of their first entries: of
-    # some ranks it may have been overwritten.
+    # The analyser leaves out, on all ranks, the calls before the latest of the ranks' first
+    # entries: some ranks may have overwritten them.
     record["entries"].sort(key=lambda entry: entry["record_id"])
     return record
 
 
 def _neighbours(ring: dict[str, Any], own_rank: int) -> _Group:
-    """The ranks of a ring that torch does not know: as if they were next to each other."""
+    """Returns the ranks of a ring that torch does not know, as if they had consecutive numbers."""
     first = max(0, own_rank - ring["rank"])
     return _Group("undefined", tuple(range(first, first + ring["ranks"])))
 
 
 def _name(ring: dict[str, Any], others: dict[str, Any]) -> str:
-    """The same on all ranks, and no other ring's of this process."""
+    """Returns a name that all ranks have for this ring, and no other ring of this process."""
     kind = ring["device"].split(":")[0]  # its number differs from rank to rank
     name = f"{ring['name']}/{kind}"
-    # Rings over one group that follow each other have one name, and are counted in the store.
+    # Consecutive rings over one group have one name, and are counted in the store.
     number = int(ring["key"].rsplit("/", 1)[1]) + 1 if ring["key"] else 1
     while (found := name if number == 1 else f"{name} #{number}") in others:
         number += 1
@@ -188,7 +189,7 @@ def _entry(
         "retired": ended is not None,
         "timeout_ms": ring["timeout_ms"],
         "is_p2p": message,
-        # The analyser takes no notice of these.
+        # The analyser ignores these.
         "op": call["op"],
         "algorithm": call["algorithm"],
         "protocol": call["protocol"],
@@ -197,7 +198,7 @@ def _entry(
 
 
 def _shape(call: dict[str, Any], ring: dict[str, Any]) -> tuple[str, int, int]:
-    """A call as the analyser names it, and the numbers of elements that go in and come out."""
+    """Returns a call's name in the analyser, and the numbers of its input and output elements."""
     collective, count, ranks = call["collective"], call["count"], ring["ranks"]
     if collective == "reduce_scatter":
         return "_reduce_scatter_base", count * ranks, count
@@ -211,8 +212,8 @@ def _shape(call: dict[str, Any], ring: dict[str, Any]) -> tuple[str, int, int]:
 
 
 def _write(record: dict[str, Any], file: Path) -> None:
-    """In one piece or not at all, whoever kills this process, and for this user only."""
-    # A name that the analyser does not take for a rank's, should it stay.
+    """Writes a file as a whole or not at all, readable by this user only."""
+    # If it stays, the analyser does not take the name for a rank's.
     handle, temporary = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=file.parent)
     try:
         with os.fdopen(handle, "wb") as out:

@@ -25,11 +25,11 @@ def by_command_line() -> bool:
 
 
 def load() -> None:
-    """Loads what ``import ringkern`` loads in a program.
+    """Loads the modules that ``import ringkern`` loads in a program.
 
     Raises:
-        Exception: whatever that raises there; ImportError where torch or the extension do not fit,
-            ValueError where a variable of the environment has a wrong value.
+        Exception: any error of that import; ImportError if torch or the extension do not fit,
+            ValueError if a variable of the environment has a wrong value.
     """
     package, api = sys.modules["ringkern"], importlib.import_module("ringkern.api")
     for name in (*api.__all__, "__all__", "__version__"):

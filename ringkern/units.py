@@ -1,11 +1,11 @@
-"""Sizes and dtypes as they are typed on a command line, and sizes as they are shown."""
+"""Parses sizes and dtypes of a command line, and formats sizes and times."""
 
 from __future__ import annotations
 
 import argparse
 import re
 
-# nccl-tests' names of dtypes that torch calls otherwise.
+# nccl-tests' names of dtypes that have other names in torch.
 DTYPE_ALIASES = {
     "float": "float32",
     "double": "float64",
@@ -16,14 +16,14 @@ DTYPE_ALIASES = {
 
 
 def parse_size(text: str) -> int:
-    """Bytes from a number with an optional unit: ``"8"``, ``"64K"``, ``"1M"``, ``"2GiB"``.
+    """Reads bytes as a number with an optional unit: ``"8"``, ``"64K"``, ``"1M"``, ``"2GiB"``.
 
     The units are powers of 1024, as in nccl-tests.
 
     Raises:
         argparse.ArgumentTypeError: anything else; the text says what is accepted.
     """
-    # A small b would be bits: 4Mb, half a megabyte elsewhere.
+    # A lower-case b is refused, because it would mean bits: 4Mb is half a megabyte elsewhere.
     match = re.fullmatch(r"(\d+)([KMGkmg]?)(?:[iI]?B)?", text.strip())
     if not match:
         raise argparse.ArgumentTypeError(
@@ -33,7 +33,7 @@ def parse_size(text: str) -> int:
 
 
 def say_size(nbytes: int) -> str:
-    """A size as ``parse_size`` takes it, where it is round, and else rounded: ``"1.2M"``."""
+    """Returns a size as ``parse_size`` reads it if it is round, otherwise rounded: ``"1.2M"``."""
     for unit, shift in (("G", 30), ("M", 20), ("K", 10)):
         number = nbytes / (1 << shift)
         if number >= 1:
@@ -42,7 +42,7 @@ def say_size(nbytes: int) -> str:
 
 
 def size_text(nbytes: int) -> str:
-    """The shortest text that :func:`parse_size` reads as so many bytes: ``"64K"``."""
+    """Returns the shortest text that :func:`parse_size` reads as this many bytes: ``"64K"``."""
     for unit, shift in (("G", 30), ("M", 20), ("K", 10)):
         if nbytes and nbytes % (1 << shift) == 0:
             return f"{nbytes >> shift}{unit}"
@@ -50,7 +50,7 @@ def size_text(nbytes: int) -> str:
 
 
 def say_time(time_us: float | None) -> str:
-    """Microseconds, milliseconds or seconds; ``"-"`` where it is not known."""
+    """Returns microseconds, milliseconds or seconds; ``"-"`` if unknown."""
     if time_us is None:
         return "-"
     for unit, scale in (("s", 1e6), ("ms", 1e3)):

@@ -108,8 +108,9 @@ inline constexpr Stretch kAllGather[] = {
     {Verb::copy_send}, {Verb::recv_copy_send, kRanksLess2}, {Verb::recv}};
 inline constexpr Stretch kSendRecv[] = {{Verb::send}, {Verb::recv}};
 
-// The same list as three numbers, from which a kernel makes the verb of a step without a load. In
-// every list each action but receiving holds for the steps before or after one point.
+// The same list as three numbers, from which a kernel computes the verb of a step without a load.
+// In every list, each action except receiving is done in exactly the steps before or after one
+// point.
 template <class Number>
 struct StepsOf {
   Number reads;   // the first step that does not read the input
@@ -153,7 +154,7 @@ RK_HD constexpr Steps steps_of(Collective c, int k) {
 // and all-gather: k.
 RK_HD constexpr int steps(Collective c, int k) { return steps_of(c, k).last + 1; }
 
-// Returns true if the three numbers give the list back.
+// Returns true if the three numbers give the same list.
 template <size_t n>
 constexpr bool agree(const Stretch (&list)[n], Collective c, int k) {
   int j = 0;

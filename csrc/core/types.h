@@ -160,12 +160,12 @@ constexpr bool accepts(Op op, Kind kind) {
 constexpr bool is_small(DType t) { return kind_of(t) == Kind::floating && size_of(t) < 4; }
 
 // The arithmetic of one collective. A scale is applied either to a rank's input before it is
-// combined (premul_sum), or to the finished result, once, by the rank that finishes a chunk (avg).
+// combined (premul_sum), or once to the finished result, by the rank that finishes a chunk (avg).
 //
 // Small floats are rounded to their dtype after each combination, and partial results travel in
 // that dtype. `wide` sums and products stay float32 over all ranks, including the division, and are
 // rounded once. This needs an all-reduce with every rank's input at hand (core/direct.h). A rank's
-// contribution is always of the dtype: the product with the factor of premul_sum is rounded.
+// contribution always has the dtype: the product with the factor of premul_sum is rounded.
 struct Reduction {
   DType dtype = DType::f32;
   Combine combine = Combine::sum;

@@ -1,20 +1,22 @@
 // The all-reduce of ranks in several launches over the tensors themselves: `two_shot` over Simple
 // on several GPUs, and between processes.
 //
-// MAPPING    a pack of 16 bytes of all tensors belongs to one thread of one rank, which reads it
-//            from all inputs and writes it to all outputs. So a rank reads and writes a part of the
-//            size of 1/ranks in each other rank's memory.
-// ORDERING   the ranks meet twice: before the first load, because a tensor is there when its rank's
-//            launch has begun; and behind the last store, because an output is whole, and an input
-//            of no more use, when all ranks have written. Each channel meets by itself, so what a
-//            block waits for is as many blocks as there are ranks. A meeting is a fence, a count in
-//            the memory of each other rank, and an acquire of theirs.
-// PLACES     In one process a launch knows all tensors. Between processes each rank says in the
-//            first meeting where its own is. One that is in no memory that the others have mapped
-//            is staged, piece by piece, in the FIFOs of Simple; all ranks then go piece by piece,
-//            and meet once more at the end: a FIFO must not be written to while it is read from.
-// GIVING UP  writes over the counts, too: a launch that begins late then writes to no tensor of a
-//            rank that has given up, whose caller may have freed it.
+// MAPPING    One thread of one rank handles each pack of 16 bytes: it reads the pack from all
+//            inputs and writes it to all outputs. So a rank reads and writes 1/ranks of every other
+//            rank's data.
+// ORDERING   The ranks meet twice. They meet before the first load, because a rank's tensor is
+//            ready only when its launch has begun. They meet after the last store, because only
+//            when all ranks have written is an output complete and an input no longer needed. Each
+//            channel meets on its own, so a block waits for one block of each rank. In a meeting, a
+//            rank executes a fence, writes its count to the memory of every other rank, and
+//            acquires the counts of the others.
+// PLACES     In one process, a launch knows all tensors. Between processes, each rank publishes the
+//            place of its tensor in the first meeting. A tensor in memory that the others have not
+//            mapped is staged, piece by piece, in the FIFOs of Simple. Then all ranks go piece by
+//            piece, and meet once more at the end, because a FIFO must not be written while it is
+//            read.
+// GIVING UP  A rank that gives up also overwrites its counts at the other ranks. A launch that
+//            begins late then writes to no tensor of this rank, whose caller may have freed it.
 #pragma once
 
 #include "cuda/mesh_ends.cuh"
@@ -22,13 +24,13 @@
 
 namespace ringkern::cuda {
 
-// The same, and by rank the tensors, null where one is staged, and the pieces at hand.
+// A MeshPost with the tensors by rank (null: staged) and the current piece of each.
 struct AcrossPost : MeshPost {
   const std::byte* tensor_in[MeshGeometry::kMostRanks];
   std::byte* tensor_out[MeshGeometry::kMostRanks];
   const std::byte* ins[MeshGeometry::kMostRanks];
   std::byte* outs[MeshGeometry::kMostRanks];
-  uint64_t staged, aligned;  // some rank stages; all memory allows an access of 16 bytes
+  uint64_t staged, aligned;  // some rank stages; all memory allows 16-byte accesses
 };
 
 template <class A>
@@ -68,13 +70,13 @@ class TensorMesh : public MeshEnds<MeshCount::meetings> {
   }
 
  private:
-  // ---- Stages: this channel's begin at `at`, in the tensor
+  // ---- Staging. `at`: the offset in the tensor of this channel's piece
 
-  static constexpr int64_t kMostPiece = 1 << 30;  // offsets in it are ints
+  static constexpr int64_t kMostPiece = 1 << 30;  // offsets in a piece are ints
 
   RK_DEVICE bool stages() const { return args_.plan.told && args_.plan.place == 0; }
   RK_DEVICE int64_t tensor_bytes() const { return args_.plan.tensors.bytes; }
-  // For a piece of a rank that stages.
+  // Returns the bytes that a staged piece may have.
   RK_DEVICE int64_t room() const { return args_.geometry.fifo_bytes(Protocol::simple); }
   RK_DEVICE int64_t step_of(bool staged) const {
     const int channels = args_.plan.channels;
@@ -90,15 +92,15 @@ class TensorMesh : public MeshEnds<MeshCount::meetings> {
            channel_ * geometry_.channel_bytes();
   }
 
-  // Packs that are whole come as one row of loads, pack by pack and rank by rank, so that few ranks
-  // have as many loads on their way as many have.
+  // Loads whole packs as one sequence, pack by pack and rank by rank, so that few ranks have as
+  // many loads in flight as many ranks.
   RK_DEVICE void reduce(int bytes) const {
     constexpr int kAtOnce = packs_at_once<A>;
     const int ranks = geometry_.ranks, stride = 16 * ranks * thread_count();
     const int whole = Post::get(post_.aligned) != 0 ? bytes / 16 * 16 : 0;
     Combination<A> combination(arithmetic_, !args_.plan.told);
-    int at = 16 * (rank_ * thread_count() + thread_index()), rank = 0;  // what is combined next
-    int loaded = at, from = 0;                                          // and loaded
+    int at = 16 * (rank_ * thread_count() + thread_index()), rank = 0;  // the next to combine
+    int loaded = at, from = 0;                                          // the next to load
     RK_NO_UNROLL while (at < whole) {
       Words next[kAtOnce] = {};
       for (int i = 0; i < kAtOnce; ++i) {
@@ -106,7 +108,7 @@ class TensorMesh : public MeshEnds<MeshCount::meetings> {
         next[i] = ld_stream16(Post::get(post_.ins[from]) + loaded);
         if (++from == ranks) from = 0, loaded += stride;
       }
-      // One combination in the code: the packs are moved past it.
+      // Not unrolled, to keep one combination in the code: it takes next[0], then the packs shift.
       RK_NO_UNROLL for (int i = 0; i < kAtOnce && at < whole; ++i) {
         combination.take(next[0], rank == 0);
         for (int j = 1; j < kAtOnce; ++j) next[j - 1] = next[j];
@@ -128,7 +130,8 @@ class TensorMesh : public MeshEnds<MeshCount::meetings> {
     }
   }
 
-  // Each rank multiplies its own input: the factor is its own. So it then stages (PeerRegions).
+  // Each rank multiplies its own input, because the factor may differ between ranks. So an input
+  // with a factor is always staged (PeerRegions::place_in).
   RK_DEVICE void fill(int64_t at) const {
     const std::byte* in = Post::get(post_.in) + at;
     std::byte* fifo = fifo_of(rank_);
@@ -153,13 +156,13 @@ class TensorMesh : public MeshEnds<MeshCount::meetings> {
 
   RK_DEVICE static bool meets() { return warp_index() == thread_count() / kWarp - 1; }
 
-  // All that the threads of any rank did before precedes what a thread does behind it.
+  // Orders the accesses of all threads of all ranks before the meeting before those after it.
   RK_DEVICE Verdict meet(bool first) {
     Verdict verdict = agree(kWholeBlock, thread_count(), Verdict::ok);
     if (meets()) verdict = meet_others(first);
     return agree(kWholeBlock, thread_count(), verdict);
   }
-  // Called by the last warp, a lane for each rank, like what follows.
+  // Called by the last warp, with one lane for each rank, as are the functions below.
   RK_DEVICE Verdict meet_others(bool first) {
     const int other = lane_index();
     const bool awaited = is_awaited(other);
@@ -188,8 +191,8 @@ class TensorMesh : public MeshEnds<MeshCount::meetings> {
   RK_DEVICE static uint64_t* place_in(uint64_t* count) {
     return &reinterpret_cast<PeerMeetings*>(count)->place;
   }
-  // Notes where the tensor of a rank is that has come. False where it is in no memory that it has
-  // shown: nothing is written there, and the wait ends by its deadline.
+  // Notes the address of the tensor of a rank that has come. Returns false if its place is in no
+  // region that this rank has mapped: nothing is written there, and the wait ends by its deadline.
   RK_DEVICE bool finds(int other) const {
     if (other >= geometry_.ranks) return true;
     const std::byte* in = nullptr;
@@ -217,7 +220,7 @@ class TensorMesh : public MeshEnds<MeshCount::meetings> {
         base != nullptr && place.offset <= bytes - tensor_bytes() && place.offset % A::kBytes == 0;
     return inside ? base + place.offset : nullptr;
   }
-  // Shows the block where a rank has the piece.
+  // Tells the block the addresses of each rank's piece.
   RK_DEVICE void show(int64_t at) const {
     const int other = lane_index();
     if (other >= geometry_.ranks) return;

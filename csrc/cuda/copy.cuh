@@ -1,9 +1,11 @@
-// Moving a chunk's bytes: one or two sources, combined, to one or two destinations.
+// Moves the bytes of a chunk: from one source, or from two that are combined, to one or two
+// destinations.
 //
-// FIFOs are always aligned and read and written 16 bytes at a time. The user's tensors may begin
-// anywhere and end anywhere: where they do not allow 16 bytes, the elements are moved one by one,
-// into and out of the same 16-byte packs. Nothing outside the tensors is touched, and each byte of
-// the input is read by the thread that writes that byte of the output: they may be the same.
+// FIFOs are always aligned, and are read and written 16 bytes at a time. The user's tensors may
+// begin and end anywhere: where they do not allow 16-byte accesses, the elements are moved one by
+// one, into and out of the same 16-byte packs. Nothing outside the tensors is touched. The thread
+// that writes a byte of the output is the one that reads that byte of the input, so the two may be
+// the same.
 #pragma once
 
 #include "cuda/link.cuh"
@@ -11,7 +13,7 @@
 
 namespace ringkern::cuda {
 
-// The arithmetic of one collective on elements of type T: the sum, or what `reduction` says.
+// The arithmetic of one collective on elements of type T: the sum, or the combine of `reduction`.
 template <class T_, bool sum>
 class Arithmetic {
  public:
@@ -35,14 +37,14 @@ class Arithmetic {
     }
   }
 
-  // Returns whether `verb` scales anything: its input as it enters the ring, or its result.
+  // Return true if `verb` multiplies its input, or divides its result.
   RK_DEVICE bool multiplies(Verb verb) const {
     return kScales && scale_ == Reduction::Scale::multiply_input && reads_input(verb);
   }
   RK_DEVICE bool divides(Verb verb) const {
     return kScales && scale_ == Reduction::Scale::divide_result && finishes(verb);
   }
-  // The same, asked where a verb reads its input, and where its result is complete.
+  // The same, called only where a verb reads its input, or where its result is complete.
   RK_DEVICE bool multiplies() const {
     return kScales && scale_ == Reduction::Scale::multiply_input;
   }
@@ -61,7 +63,8 @@ class Arithmetic {
   struct Partial {
     float at[kWidens ? 8 / kBytes : 1];
   };
-  // The neutral element: adding it changes no number and no sign of a zero; or multiplying with it.
+  // Returns the neutral element of the sum or the product. In a sum, -0 also keeps the sign of a
+  // zero.
   RK_DEVICE static Partial nothing() {
     Partial partial{};
     for (float& x : partial.at) x = sum ? -0.0f : 1.0f;
@@ -76,7 +79,7 @@ class Arithmetic {
       }
     }
   }
-  // Divided, where `verb` does so. One division in the code, as for the scales.
+  // Divides if `verb` does, and rounds. One division in the code, as in `scale`.
   RK_DEVICE uint64_t narrow(Partial partial, Verb verb) const {
     uint64_t word = 0;
     if constexpr (kWidens) {
@@ -91,7 +94,7 @@ class Arithmetic {
   }
 
  private:
-  // One division in the code and not one for each element: the word is turned past it.
+  // Keeps one division in the code, not one for each element: the loop rotates the word.
   template <Reduction::Scale S>
   RK_DEVICE uint64_t scale(uint64_t word) const {
     if constexpr (kScales) {
@@ -126,7 +129,8 @@ RK_DEVICE bool aligned(const void* a, const void* b, int bytes) {
   return ((uint64_t(a) | uint64_t(b)) & uint64_t(bytes - 1)) == 0;
 }
 
-// The first `left` bytes at p, of at most a word, element by element; the rest of the word is zero.
+// Loads the first `left` bytes at p, at most a word, element by element; the rest of the word is
+// zero.
 template <int element, int at = 0>
 RK_DEVICE uint64_t load_elements(const std::byte* p, int left) {
   if constexpr (at < 8) {
@@ -143,7 +147,7 @@ RK_DEVICE void store_elements(std::byte* p, uint64_t word, int left) {
   }
 }
 
-// Word `i` of a span of so many bytes. `whole`: p allows accesses of a word.
+// Loads word `i` of a span of `bytes` bytes. `whole`: p allows accesses of a word.
 template <int element>
 RK_DEVICE uint64_t load_word(const std::byte* p, int i, bool whole, int bytes) {
   const int left = bytes - 8 * i;
@@ -158,7 +162,8 @@ RK_DEVICE void store_word(std::byte* p, int i, bool whole, int bytes, uint64_t w
   store_elements<element>(at, word, left);
 }
 
-// A pack at p, of which `left` bytes are the tensor's. `whole`: p allows an access of 16 bytes.
+// Loads a pack at p, of which `left` bytes belong to the tensor. `whole`: p allows an access of 16
+// bytes.
 template <int element>
 RK_DEVICE Words load_pack(const std::byte* p, bool whole, int left) {
   if (whole && left >= 16) return ld_weak16(p);
@@ -173,7 +178,7 @@ RK_DEVICE void store_pack(std::byte* p, Words v, bool whole, int left) {
 
 // ---- A slice (Simple)
 
-// Where its bytes come from and go to. Unused pointers are null.
+// Sources and destinations of a slice. Unused pointers are null.
 struct Block {
   const std::byte* incoming = nullptr;  // from prev
   const std::byte* in = nullptr;        // the rank's own input
@@ -182,8 +187,9 @@ struct Block {
   int bytes = 0;
 };
 
-// The unit that a warp moves at once: some packs a lane, whose loads are issued before the first is
-// used. Small floats of 8 bits need so many registers for each that there is room for fewer packs.
+// The unit that a warp moves at once: several packs per lane, whose loads are issued before the
+// first is used. A pack of 8-bit floats needs more registers, so that there is room for fewer
+// packs.
 inline constexpr int kRow = 16 * kWarp;  // bytes
 template <class A>
 inline constexpr int rows_of = is_small_float<typename A::T> && A::kBytes == 1 ? 2 : 4;
@@ -207,8 +213,8 @@ struct Tile {
     for_each([&](auto i) { st_stream16<i * kRow>(p, row[i]); });
   }
 
-  // f(0), f(1), ... as constants, so that a tile stays in registers and the places of its rows in
-  // the instructions.
+  // Calls f(0), f(1), ... with constants, so that a tile stays in registers, and the offsets of its
+  // rows are part of the instructions.
   template <class F>
   RK_DEVICE static void for_each(F f) {
     static_assert(rows == 2 || rows == 4);
@@ -219,7 +225,7 @@ struct Tile {
   using Constant = std::integral_constant<int, i>;
 };
 
-// Called by every worker; returns how many bytes have been moved, a number of whole tiles.
+// Moves all whole tiles; returns the number of bytes. Called by every worker.
 template <class A>
 RK_DEVICE int move_tiles(const A& arithmetic, const Block& b) {
   using Tile = Tile<rows_of<A>>;
@@ -242,8 +248,9 @@ RK_DEVICE int move_tiles(const A& arithmetic, const Block& b) {
   return end;
 }
 
-// Called by every worker. Data that the fast path cannot take is moved pack by pack: the last one,
-// all of them where the tensors are not aligned, and those that are scaled.
+// Moves a slice. Called by every worker. Data that the fast path cannot take is moved pack by pack:
+// the rest behind the last whole tile, and all data that is scaled or in tensors that are not
+// aligned.
 template <class A>
 RK_DEVICE void move(const A& arithmetic, Verb verb, const Block& b) {
   const bool whole = aligned(b.in, b.out, 16);

@@ -30,12 +30,12 @@ struct Framework {
 };
 inline Framework framework;
 
-// Returns 0 without a driver, too.
+// Returns the number of devices; 0 also without a driver.
 int device_count() noexcept;
 // Returns the version of the linked runtime, such as 13000.
 int runtime_version() noexcept;
 
-// "cudaMalloc: out of memory (cudaErrorMemoryAllocation, code 2)"
+// Returns a text such as "cudaMalloc: out of memory (cudaErrorMemoryAllocation, code 2)".
 std::string describe(const char* call, cudaError_t error);
 // Throws TransportError unless `error` is cudaSuccess. `remedy`: the advice in the text.
 void check(cudaError_t error, const char* call, const char* remedy = "");
@@ -44,8 +44,8 @@ void check(cudaError_t error, const char* call, const char* remedy = "");
 void* allocate(size_t bytes, const char* remedy = "");
 // The same for a call that allocates; returns its result.
 cudaError_t beside_cache(const std::function<cudaError_t()>& take);
-// Returns a function of the driver, which the extension is not linked against, as it was in a
-// version of CUDA; null if the driver lacks it.
+// Returns a function of the driver, as CUDA `version` has it; null if the driver lacks it. The
+// extension is not linked against the driver.
 void* find_in_driver(const char* name, unsigned version) noexcept;
 template <class F>
 F driver_function(const char* name, unsigned version) {
@@ -56,10 +56,11 @@ void load(const void* kernel);
 // Launches a kernel that takes one argument, on the current device. Throws TransportError.
 void launch_kernel(const void* kernel, unsigned blocks, int threads, void* argument,
                    cudaStream_t stream, std::span<const cudaLaunchAttribute> attributes = {});
-// Returns its PCI bus id, such as "0000:3b:00.0", which does not depend on the process; or nothing.
+// Returns the PCI bus id of a device, such as "0000:3b:00.0", which does not depend on the process;
+// empty if unknown.
 std::string bus_of(int device) noexcept;
 // Returns true if 128 bytes that a warp stores at once arrive whole in the memory of another
-// device: if the link has atomic operations of its own, which NVLink has and PCIe does not.
+// device. This holds if the link has atomic operations of its own, as NVLink has and PCIe has not.
 bool carries_lines(int from, int to);
 // The same for a device on this bus. Both return false if CUDA does not know, such as for a device
 // that this process does not see.

@@ -105,7 +105,7 @@ DeviceMemory::DeviceMemory(int device, int64_t bytes, const std::string& remedy)
   }
 }
 
-// False where the device has no such memory, or has no room: then `allocate` says so.
+// Returns false if the device has no such memory, or no room: then `allocate` reports it.
 bool DeviceMemory::claim_exportable() {
   const Driver* const driver = Driver::mine();
   if (driver == nullptr) return false;

@@ -11,7 +11,7 @@
 
 namespace ringkern::cuda {
 
-// Smaller allocations share an allocation, and their handle is that of the whole.
+// Smaller allocations share one CUDA allocation, and their handle is that of the whole.
 inline constexpr int64_t kBlock = 2 << 20;
 
 // Makes the handle of CUDA IPC to device memory; returns false if CUDA has none.
@@ -40,7 +40,7 @@ class DeviceMemory {
   // `kind` is none if CUDA exports it in neither way. Throws TransportError.
   MemoryHandle handle() const;
   int fd() const { return fd_; }  // -1: it is opened by CUDA IPC
-  // From then on, no process forked from this one holds the memory.
+  // Closes the descriptor. From then on, a process forked from this one does not hold the memory.
   void close_fd() noexcept;
   // Leaves the memory to the end of the process: other ranks may still write to it.
   void abandon() { at_ = nullptr; }

@@ -1,23 +1,24 @@
-// The direct all-reduces of core/direct.h on a GPU, over lines of LL: one hop, or two.
+// The direct all-reduces of core/direct.h on a GPU over lines of LL, with one hop or two.
 //
-// MAPPING    8 bytes of data in a line of 16. In a one_shot, line i of a chunk belongs to worker
-//            i mod workers, which writes it to the buffer that each peer has for this rank. In a
-//            two_shot the same holds for line i of a part, where it is reduced, and for line i of a
-//            chunk, where it is staged and collected; the latter is counted from behind this
-//            rank's own part, so that ranks begin with different peers.
-// ORDERING   none between lines, as in ll.cuh: each word carries the flag of its round. A thread
+// MAPPING    A line of 16 bytes holds 8 bytes of data. In a one_shot, line i of a chunk belongs to
+//            worker i mod workers, which writes it to the buffer that each peer has for this rank.
+//            In a two_shot, this rule holds for the lines of a part, which are reduced, and for the
+//            lines of a chunk, which are staged and collected. The latter are counted from the end
+//            of this rank's own part, so that ranks begin with different peers.
+// ORDERING   None between lines, as in ll.cuh: each word carries the flag of its round. A thread
 //            writes to the user's memory only where it has read, so warps meet once a round.
-// POLLING    the lines, in the rank's own segment: those of several ranks at once, so that they are
-//            waited for together. `finished`, a lane for each peer, and only when what it last saw
-//            is used up.
-// REUSE      By core/direct.h a slot is free when its turn comes. But that is known by lines that
-//            have come, and those order nothing: by the memory model, what is written next could
-//            be seen by the load before, and a load could return a line of a period ago. So a rank
-//            that has finished a round says so, behind a barrier and a fence; and a warp hears it
-//            with an acquire before its first line of the round that uses the slot again. Mostly
-//            that word is there already. The last round of a launch is told by the next launch when
-//            it begins, beside its work: at the end, the fence would hold up what comes behind the
-//            call. Slots are rewritten whole twice a period, as in ll.cuh.
+// POLLING    The lines, in the rank's own segment. Lines of several ranks are polled together, in
+//            one wait. The counts of finished rounds are polled by one lane for each peer, and only
+//            when the count that it last saw is used up.
+// REUSE      By core/direct.h, a slot is free when its turn comes. But a rank learns this from
+//            lines that have come, and lines order nothing: by the memory model, an earlier load
+//            could see what is written next, and a load could return a line of a period ago. So a
+//            rank that has finished a round posts its count after a barrier and a fence. A warp
+//            acquires the counts before its first line of the round that uses the slot again;
+//            mostly they have come by then. The count for the last round of a launch is posted by
+//            the next launch when it begins, beside its work: at the end of a launch, the fence
+//            would delay the work behind it. Slots are rewritten whole twice a period, as in
+//            ll.cuh.
 #pragma once
 
 #include "cuda/copy.cuh"
@@ -25,7 +26,7 @@
 
 namespace ringkern::cuda {
 
-// `adds`: each rank's residual goes into what it stores of the sum, and not to the others.
+// `adds`: each rank adds its own residual to the sum that it stores, and not to what it sends.
 template <class A, bool adds = false>
 class LLMesh : public MeshEnds<MeshCount::rounds> {
  public:
@@ -58,14 +59,15 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
  private:
   static constexpr int kData = line_data_bytes(Protocol::ll);
   static constexpr int kLine = line_bytes(Protocol::ll);
-  static constexpr int kAtOnce = 4;  // ranks whose lines are loaded before the first is looked at
+  static constexpr int kAtOnce = 4;  // ranks whose lines are loaded before the first is checked
 
-  // Where a line is: whose part of the chunk, and which line of it.
+  // Position of a line: the part of the chunk and the index within it.
   struct Place {
     int part, line;
   };
 
-  // This rank's slot at a peer in this round, and a peer's here; half 0 is staged, half 1 reduced.
+  // Return the slot of this round at a peer, and the peer's slot here. Half 0 is staged data, half
+  // 1 reduced data.
   RK_DEVICE std::byte* slot_at(int to, int half) const {
     return slot_in(peer(to), MeshGeometry::index(rank_, to), half);
   }
@@ -90,7 +92,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
 
   // ---- The verbs, by a warp of workers
 
-  // Until everybody has finished the round whose lines this one's overwrite.
+  // Waits until all ranks have finished the round whose lines this round overwrites.
   RK_DEVICE Verdict wait_finished() {
     const int other = lane_index();
     const uint64_t ahead = uint64_t(geometry_.slots);
@@ -125,7 +127,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
     const bool all = plan.algorithm == Algorithm::one_shot;
     const Span part = all ? Span{0, chunk.count} : plan.part_of(chunk, rank_);
     const User user = user_at({chunk.first + part.first, part.count});
-    // A warp's lanes go through the loop together, also those that are past the end.
+    // All lanes of a warp go through the loop together, including those past the end.
     RK_NO_UNROLL for (int base = kWarp * warp_index(); base < user.lines; base += worker_count()) {
       const int line = base + lane_index();
       const bool active = line < user.lines;
@@ -140,7 +142,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
         }
         if (arithmetic_.widens()) A::add(partial, next[0]);
         else value = rank == 0 ? next[0] : arithmetic_.combine(value, next[0]);
-        // One combination in the code: the words are moved past it.
+        // Keeps one combination in the code: it takes next[0], then the words shift.
         for (int i = 1; i < kAtOnce; ++i) next[i - 1] = next[i];
       }
       if (arithmetic_.widens()) value = arithmetic_.narrow(partial, Verb::recv_reduce_copy);
@@ -176,7 +178,8 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
     return Verdict::ok;
   }
   // Tells all ranks that this one has read what they wrote in the rounds before `round_`, and has
-  // written its own part. A barrier, or the end of a launch, orders what all threads did before it.
+  // written its own part. The barrier, or the end of the launch, before it orders the accesses of
+  // all threads.
   RK_DEVICE void say_finished() const {
     fence_acq_rel();
     RK_NO_UNROLL for (int p = 0; p < geometry_.ranks; ++p)
@@ -185,7 +188,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
 
   // ---- Lines
 
-  // Loads a staged line of the ranks from `first` on, and this rank's own part.
+  // Loads a staged line of kAtOnce ranks, from `first` on. For this rank, it takes `mine`.
   RK_DEVICE Verdict read_lines(int first, int line, bool active, uint64_t mine,
                                uint64_t (&data)[kAtOnce]) {
     const uint32_t flag = ll_flag(round_);
@@ -209,7 +212,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
     return wait(
         post_, Protocol::ll, WaitFor::data, round_ + 1, arrived, [&] { return round_; }, missing);
   }
-  // A line that another rank has reduced.
+  // Loads a line that another rank has reduced.
   RK_DEVICE Verdict read_line(const Place& at, bool active, uint64_t& data) {
     const uint32_t flag = ll_flag(round_);
     const std::byte* line = active ? slot_from(at.part, 1) + kLine * at.line : nullptr;
@@ -233,8 +236,8 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
     }
   }
 
-  // Lines that this round does not need keep an older flag; before it could come back they are
-  // written again.
+  // Rewrites the lines that this round does not use, before their older flag can become valid
+  // again.
   RK_DEVICE void rewrite(const DirectPlan& plan, const Span& chunk) const {
     const bool two = plan.algorithm == Algorithm::two_shot;
     const int half = int(geometry_.half_bytes() / kLine);
@@ -282,7 +285,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
 
   const A& arithmetic_;
   const std::byte* const residual_;
-  int slot_;  // of the round
+  int slot_;  // index of the round's slot
   Verdict verdict_ = Verdict::ok;
 };
 

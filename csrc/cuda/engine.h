@@ -14,8 +14,8 @@ static_assert(fits_in_16_mib());
 
 class Engine final : public Executor {
  public:
-  // `segments` hold `segment_bytes(geometry, ranks)` each and outlive the engine; a ring of one has
-  // none. So do `regions`, if there are any.
+  // `segments`, of `segment_bytes(geometry, ranks)` each, and `regions`, if there are any, outlive
+  // the engine. A ring of one has no segments.
   Engine(const Segments& segments, const Geometry& geometry, int rank, int ranks, int device,
          Milliseconds timeout, PeerRegions* regions = nullptr)
       : launcher_(device, {Seat{rank, segments}}, ranks, geometry, timeout, /*one_process=*/false,

@@ -1,7 +1,7 @@
-// The all-reduce of ranks that are all in one launch, over the tensors themselves: `two_shot` over
-// Simple on a GPU. A thread has one pack of all tensors: it reads the pack of each rank's input,
-// and writes to each output. It waits for no other thread and stages nothing. The bytes that it
-// writes are those that it has read, and no other thread reads them: inputs may be the outputs.
+// The all-reduce over the tensors themselves if all ranks are in one launch: `two_shot` over Simple
+// on a GPU. A thread reads one pack from the input of each rank, and writes the result to each
+// output. It waits for no other thread and stages nothing. It writes only bytes that it has read,
+// and no other thread reads them, so inputs may be the outputs.
 #include "cuda/packs.cuh"
 
 namespace ringkern::cuda {
@@ -25,7 +25,7 @@ in_place(RK_ARGUMENT InPlaceArgs args) {
       for (int i = 0; i < kAtOnce; ++i)
         if (first + i < tensors.ranks) next[i] = ld_stream16(tensors.in[first + i] + at);
     } else {
-      // One load in the code, and below one combination: the words are moved past them.
+      // Keeps one load in the code, and below one combination: the words shift.
       RK_NO_UNROLL for (int i = 0; i < kAtOnce; ++i) {
         for (int j = 1; j < kAtOnce; ++j) next[j - 1] = next[j];
         if (first + i < tensors.ranks)

@@ -21,7 +21,7 @@ IpcTransport::IpcTransport(int device, int64_t bytes, int rank, int ranks,
       refusals_(size_t(ranks)), opened_by_(size_t(ranks), MemoryHandle::Kind::none),
       regions_(std::move(regions)) {}
 
-// A device whose memory cannot be exported offers host memory alone: its ticket has no handle.
+// A device whose memory cannot be exported offers only host memory: its ticket has no handle.
 Offer IpcTransport::offer() {
   Ticket ticket{bytes_, {}, mine_.handle()};
   bus_of(device_).copy(ticket.bus, sizeof ticket.bus - 1);

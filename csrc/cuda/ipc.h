@@ -16,9 +16,9 @@
 
 namespace ringkern::cuda {
 
-// A segment in device memory, which others open, and one in host memory, a memory file that both
-// ranks of a pair register if either cannot open the other's. Most pairs do not need it, and then
-// it is not allocated. The kernels are the same.
+// A segment in device memory, which other ranks open, and one in host memory. The latter is a
+// memory file that both ranks of a pair register if either cannot open the other's device memory.
+// It is allocated only if a pair needs it, which most do not. The kernels are the same.
 class IpcTransport final : public Transport {
  public:
   // Allocates and clears `bytes` on `device`. `regions`, if there are any, meet those of the other

@@ -1,5 +1,5 @@
-// The kernels: one for each protocol and element type, with the sum built in or with a switch over
-// the other ways to combine.
+// The kernels: one for each protocol and element type, either with the sum built in or with a
+// switch over the other combines.
 #pragma once
 
 #include "cuda/ll.cuh"
@@ -29,16 +29,13 @@ struct LinkOf<Protocol::ll128, A, AnyPost> {
 template <Protocol P, class T, bool sum>
 RK_KERNEL(kMaxThreads, kBlocksPerSM)
 ring_kernel(RK_ARGUMENT LaunchArgs args) {
-  // Who am I?
   const int channel = block_index() % args.plan.channels;
   const RankArgs& rank = args.ranks[block_index() / args.plan.channels];
-  // What do I do, and where?
   using A = Arithmetic<T, sum>;
   const A arithmetic(args.reduction);
   RK_SHARED(Post, post);
   typename LinkOf<P, A>::Ends ends(args, rank, channel, post);
   typename LinkOf<P, A>::Link link(ends, arithmetic);
-  // Do it, remember how far I came, and say so.
   Verdict verdict = ends.begin();
   if (verdict == Verdict::ok) verdict = run_schedule(args.plan, rank.rank, channel, link);
   verdict = ends.end(verdict);

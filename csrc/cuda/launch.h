@@ -10,24 +10,24 @@
 namespace ringkern::cuda {
 
 inline constexpr int kMaxThreads = 384;    // of a block
-inline constexpr int kMaxLocalRanks = 32;  // whose blocks share one launch
-inline constexpr int kBlocksPerSM = 2;     // what the kernels' registers are limited for
+inline constexpr int kMaxLocalRanks = 32;  // ranks whose blocks share one launch
+inline constexpr int kBlocksPerSM = 2;     // the registers of the kernels are limited to allow this
 inline constexpr int kLL128Unit = 8;       // lines that a warp moves at once; a slot is a multiple
 
 // The last warp posts counters and moves no data: its fence then overlaps the next step. A block
 // too small for that has its last thread post beside its work.
 RK_HD constexpr int workers_of(int threads) { return threads >= 96 ? threads - 32 : threads; }
 
-// The workers that plans are made for, independent of a launch's: ranks with the same plan need not
-// have the same launch.
+// The number of workers that plans assume, whatever a launch has: ranks with the same plan may have
+// different launches.
 inline constexpr int kPlanWorkers = workers_of(kMaxThreads);
 
 // 32 channels of 4 slots. The slots suit a block of 11 working warps: in Simple each moves two
 // tiles of 2 KiB, in LL each thread four lines, in LL128 ten warps two units. 10.8 MiB a rank, and
-// 4 MiB for the mesh. Between processes a ring has fewer channels where its devices hold fewer
-// (cuda/residency.h), and the same otherwise on every GPU, because its ranks must agree. On an
-// H100, with ranks that share it, 8 slots were slower, because the FIFOs then leave the L2, and
-// slots of 22 or 88 KiB were no faster; between GPUs nothing was measured.
+// 4 MiB for the mesh. Between processes, a ring has fewer channels if its devices hold fewer
+// (cuda/residency.h). Otherwise the geometry is the same on every GPU, because the ranks must
+// agree. On an H100 that the ranks share, 8 slots were slower, because the FIFOs then leave the L2,
+// and slots of 22 or 88 KiB were no faster. Between GPUs nothing was measured.
 constexpr Geometry default_geometry() {
   Geometry g;
   g.channels = 32;
@@ -38,8 +38,8 @@ constexpr Geometry default_geometry() {
   return g;
 }
 
-// The bytes of a device that the FIFOs of Simple use, of all ranks of a ring: with more, their data
-// leaves the L2 for memory and comes back (an H100 has 50 MB of L2).
+// The bytes that the Simple FIFOs of all ranks of a ring may use on one device. If they use more,
+// their data leaves the L2 for memory and comes back (an H100 has 50 MB of L2).
 inline constexpr int64_t kFifoBudget = 22 << 20;
 
 // The number of failed polls after which a wait checks whether to give up. A check reads host
@@ -49,7 +49,8 @@ inline constexpr int64_t kFifoBudget = 22 << 20;
 #endif
 inline constexpr uint32_t kPollsPerLook = RK_POLLS_PER_LOOK;
 
-// A rank that gives up writes it over the counters that a neighbour polls; no step gets this far.
+// A rank that gives up writes this value over the counters that a neighbour polls. No step reaches
+// it.
 inline constexpr uint64_t kPoisoned = ~uint64_t(0);
 
 // Host memory of one rank that the device sees. The first failed wait fills in the report, its
@@ -68,13 +69,13 @@ struct RankArgs {
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   std::byte* mine = nullptr;  // segments, in the geometry's layout
-  std::byte* host = nullptr;  // of this rank, too, in host memory; null: there is none
-  std::byte* next = nullptr;  // where the ranks stand as they are numbered
+  std::byte* host = nullptr;  // this rank's, in host memory; null: there is none
+  std::byte* next = nullptr;  // the neighbours in the order 0, 1, ..., k-1
   std::byte* prev = nullptr;
   std::byte* const* all = nullptr;  // by rank, this one's among them; in device memory
   Mailbox* mailbox = nullptr;
   uint32_t* failed = nullptr;  // in device memory; once set, every launch of this rank ends at once
-  uint32_t* ended = nullptr;   // beside it: blocks of this launch that have; 0 between launches
+  uint32_t* ended = nullptr;   // beside it: ended blocks of this launch; 0 between launches
 };
 
 // Block b runs channel b % plan.channels of ranks[b / plan.channels].
@@ -90,8 +91,8 @@ struct LaunchArgs {
 template <class AnyPlan>
 struct MeshArgs {
   AnyPlan plan;
-  RingOrders orders;  // of the calls round the ring that come before and after
-  Geometry geometry;  // of what lies before the mesh in a segment
+  RingOrders orders;  // of the calls on the ring before and after this one
+  Geometry geometry;  // of the part of a segment before the mesh
   MeshGeometry mesh;
   Reduction reduction;
   uint64_t timeout_ns = 0;
@@ -99,19 +100,19 @@ struct MeshArgs {
   RankArgs ranks[kMaxLocalRanks];
 };
 using DirectArgs = MeshArgs<DirectPlan>;
-// The same and then a norm, RmsNormLoop of cpu/simd.h: `out` of a rank is the sum over the ranks
-// with the rank's residual, and `normalised` its rows divided by their root mean squares.
+// The arguments for a norm after it (RmsNormLoop of cpu/simd.h). A rank's `out` is the sum over the
+// ranks plus the rank's residual, and `normalised` has its rows divided by their root mean squares.
 struct RankNorm {
   const std::byte* residual = nullptr;
   const std::byte* weight = nullptr;  // of a row
   std::byte* normalised = nullptr;
 };
 struct NormArgs : DirectArgs {
-  RowPlan rows;  // and `plan` is a part of it
+  RowPlan rows;  // `plan` is a part of it
   float eps = 0;
   RankNorm norms[kMaxLocalRanks];
 };
-// The same round the ring with a clock.
+// LaunchArgs with a clock.
 struct TimedArgs : LaunchArgs {
   Timeline timelines[kMaxLocalRanks];  // of the ranks, in device memory
 };
@@ -159,7 +160,7 @@ struct InPlaceArgs {
   Tensors tensors;
 };
 const void* in_place_kernel(DType dtype, Combine combine);
-// The same of ranks in several launches, each with one AcrossArgs. Smaller blocks leave a thread
+// The same for ranks in several launches, each with one AcrossArgs. Smaller blocks leave a thread
 // registers for more loads.
 inline constexpr int kMostAcrossThreads = 256;
 const void* across_kernel(DType dtype, Combine combine);

@@ -21,8 +21,8 @@ void LaunchBatch::launch() {
 
 namespace cuda {
 
-// Messages of a direction follow each other on the device, and not in a stream, as long as those
-// that wait leave the device room; so does what a graph holds, which may be replayed.
+// Messages of a direction follow each other on the device, and not in a stream, as long as the
+// waiting ones leave room on the device. So do those in a graph, which may be replayed.
 bool Launcher::add_to(LaunchBatch& batch, MessageArgs args, int threads) {
   const int blocks = batch.blocks + args.plan.channels;
   const bool ended = progress().done >= added_, fits = batch.beside + blocks <= resident_ / 2;

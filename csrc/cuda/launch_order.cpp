@@ -10,8 +10,8 @@
 
 namespace ringkern::cuda {
 
-// The launches of one communicator. Its events are never destroyed but taken again: graphs may hold
-// them.
+// The launches of one communicator. Its events are reused and never destroyed, because graphs may
+// hold them.
 struct LaunchOrder::Place {
   // The last launch of a capture.
   struct Captured {
@@ -20,7 +20,8 @@ struct LaunchOrder::Place {
     cudaStream_t stream = nullptr;
     cudaGraphNode_t record = nullptr;  // of `last`
   };
-  // Returns that of a capture; null where it has none, or where as many captures are newer.
+  // Returns the last launch of a capture; null if it has none, or if it is not among the newest
+  // ones.
   Captured* of(unsigned long long capture) {
     const auto found = std::ranges::find(captures, capture, &Captured::capture);
     return found == captures.end() ? nullptr : &*found;
@@ -29,8 +30,8 @@ struct LaunchOrder::Place {
 
   cudaEvent_t last = nullptr;
   std::array<Captured, 8> captures;  // the newest first
-  int most = 0;                      // blocks of any launch
-  int peak = 0;                      // of those that may run
+  int most = 0;                      // maximum blocks of a launch
+  int peak = 0;                      // maximum blocks of the launches that may still run
 };
 
 struct LaunchOrder::Device {
@@ -59,9 +60,10 @@ void wait(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   check(cudaStreamWaitEvent(stream, event, flags), "cudaStreamWaitEvent");
 }
 
-// Adds a node to the graph that `stream` captures into. It records `event` behind what the stream
-// has and behind `before`, unless that is null. The stream does not follow it, and need not: nodes
-// out of reach "due to direct actions on the graph do not trigger cudaErrorStreamCaptureUnjoined".
+// Adds a node to the graph that `stream` captures into. The node records `event` after the stream's
+// last nodes and after `before`, unless that is null. The stream does not follow the node, and need
+// not: nodes out of reach "due to direct actions on the graph do not trigger
+// cudaErrorStreamCaptureUnjoined".
 cudaGraphNode_t add_record(cudaStream_t stream, cudaEvent_t event, cudaGraphNode_t before) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
@@ -104,7 +106,7 @@ void LaunchOrder::claim(int device, int held, int most, cudaStream_t stream) {
   device_->held = held;
   for (Place::Captured& each : place_->captures) each.capture = 0;
   place_->most = most, place_->peak = 0;
-  // Before a graph waits for it.
+  // Recorded once before a graph can wait for it.
   check(cudaEventRecord(place_->last, stream), "cudaEventRecord");
 }
 
@@ -134,9 +136,10 @@ std::unique_lock<std::mutex> LaunchOrder::follow_last(cudaStream_t stream, int b
   return lock;
 }
 
-// Behind as many launches of others as leave room, the oldest first: so of all that run at a time
-// the last one has counted the others. An ended launch counts no more, but a graph, which may be
-// replayed at any time; and a graph counts all that others may launch.
+// Makes `stream` follow launches of other communicators, the oldest first, until there is room. So
+// the last of the launches that run at a time has counted the others. An ended launch no longer
+// counts, unless it is in a graph, which may be replayed at any time. A launch in a graph counts
+// the maximum of each other communicator.
 void LaunchOrder::make_room(cudaStream_t stream, int blocks) const {
   const auto count = [&](const Place* p) {
     return p == place_ ? 0 : capturing() ? p->most : p->peak;

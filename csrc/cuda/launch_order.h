@@ -1,6 +1,7 @@
-// Launches whose blocks wait for others follow each other on a device: those of one communicator
-// always, since two that overlap would share counters; those of all communicators of the process if
-// the device does not hold all blocks at once. Two partly resident launches would deadlock.
+// The order of launches on a device whose blocks wait for other blocks. Launches of one
+// communicator always follow each other, since two that overlap would share counters. Launches of
+// all communicators of the process do so if the device does not hold all their blocks at once: two
+// partly resident launches would deadlock.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,24 +12,26 @@
 
 namespace ringkern::cuda {
 
-// One event stands for the end of the last launch. The first launch of a capture waits for it, and
-// each one records it, by nodes of their graph, so that each replay does: it follows what was
-// launched before it, and is followed by what is launched after it. The records of a graph follow
-// each other, and nothing else of the graph follows them.
+// One event marks the end of the last launch. In a capture, the first launch waits for the event,
+// and each one records it, by nodes of the graph. So each replay follows the launches before it,
+// and later launches follow the replay. The records of a graph follow each other, and no other node
+// of the graph follows them.
 class LaunchOrder {
  public:
-  // On the current device, which holds `held` blocks, for launches of at most `most` blocks.
+  // Takes a place on the current device, which holds `held` blocks, for launches of at most `most`
+  // blocks.
   void claim(int device, int held, int most, cudaStream_t stream);
   void release() noexcept;
 
-  // Around a launch on `stream` of so many blocks that wait for others. Both throw TransportError;
-  // after the first nothing has changed. No other launch of this process gets a place on the device
-  // as long as the lock is held. `ended`: the last launch outside of captures is known to have.
+  // Called before and after a launch on `stream` of `blocks` blocks that wait for others. Both
+  // throw TransportError; if the first throws, nothing has changed. While the lock is held, no
+  // other launch of this process gets a place on the device. `ended`: the last launch outside of
+  // captures is known to have ended.
   [[nodiscard]] std::unique_lock<std::mutex> follow_last(cudaStream_t stream, int blocks,
                                                          bool ended = false);
   // The same lock.
   [[nodiscard]] std::unique_lock<std::mutex> turn() const;
-  bool capturing() const { return at_hand_ != 0; }  // whether it becomes part of a graph
+  bool capturing() const { return at_hand_ != 0; }  // true if the launch becomes part of a graph
   void note_last(cudaStream_t stream);
 
   // Makes `stream` follow the last launch or replay.
@@ -45,8 +48,8 @@ class LaunchOrder {
   Device* device_ = nullptr;
   Place* place_ = nullptr;  // among all communicators'
   cudaStream_t last_stream_ = nullptr;
-  unsigned long long at_hand_ = 0;  // the capture that the launch at hand is of; 0: none
-  int blocks_ = 0;                  // the same launch's
+  unsigned long long at_hand_ = 0;  // the capture of the current launch; 0: none
+  int blocks_ = 0;                  // of the current launch
 };
 
 }  // namespace ringkern::cuda

@@ -46,7 +46,7 @@ void Launcher::check_geometry() const {
                      std::to_string(unit) + " bytes");
 }
 
-// The kernels take them from a table of all ranks, which then always exists.
+// The kernels find the neighbours in a table of all ranks, which then always exists.
 void Launcher::check_neighbours() const {
   static_assert(RingOrders::kMostRanks <= MeshGeometry::kMostRanks);
   for (const Seat& seat : seats_)
@@ -117,7 +117,7 @@ void Launcher::claim_memory() {
   if (mesh_.possible()) claim_tables();
 }
 
-// In memory that no other rank can write to, unlike the segments.
+// Puts the tables in memory that no other rank can write to, unlike the segments.
 void Launcher::claim_tables() {
   std::vector<void*> tables;
   for (const Seat& seat : seats_) {
@@ -289,8 +289,8 @@ Args Launcher::arguments(std::span<const Task> tasks, const P& plan) const {
   return args;
 }
 
-// It waits for nobody and touches no segment; it has its place among the launches for `drain`, and
-// none in a graph, where it would cost two nodes.
+// This launch waits for nobody and touches no segment. It has its place among the launches for
+// `drain`, and none in a graph, where it would cost two nodes.
 void Launcher::run_in_place(const Task& task, const Tensors& tensors) {
   InPlaceArgs args{task.reduction, tensors};
   const int threads = in_place_threads(tensors.bytes);
@@ -354,9 +354,9 @@ void Launcher::abort() {
   }
 }
 
-// For those that wait for launches that will not come: neighbours on the ring, and in a direct
-// all-reduce anybody. Copies, because a kernel might find no room beside those that wait; behind
-// the last launch, because that still posts until it sees the word.
+// Ends the waits for launches that will not come: of the neighbours on the ring, and in a direct
+// all-reduce of all ranks. Uses copies, because a kernel might find no room beside those that wait.
+// They follow the last launch, because it still posts until it sees the poison.
 void Launcher::poison_others() {
   order_.let_follow(abort_stream_);
   for (const Seat& seat : seats_) {
@@ -372,7 +372,7 @@ void Launcher::poison_others() {
         put(&reinterpret_cast<MeshCounters*>(static_cast<std::byte*>(other) + geometry_.bytes())
                  ->poisoned.value,
             size_t(mesh_.channel_bytes()), sizeof *poison_, geometry_.channels);
-    // Channels of one order together: they have the same neighbours.
+    // Handles all channels of one order at once: they have the same neighbours.
     const Segments& s = seat.segments;
     const int period = std::min(orders_.period(), geometry_.channels);
     const auto pitch = size_t(period * geometry_.channel_bytes());

@@ -18,7 +18,7 @@ namespace cuda {
 class Launcher;
 }
 
-// Messages that are launched together, each of its own launcher, all on one device. A task that
+// Messages that are launched together, each from its own launcher, all on one device. A task that
 // names a batch is added to it and not launched.
 struct LaunchBatch {
   static constexpr int kMost = cuda::kMostMessages;
@@ -53,36 +53,36 @@ constexpr int64_t segment_bytes(const Geometry& g, int ranks) {
   return tail_offset(g, ranks) + int64_t(sizeof(SegmentTail));
 }
 
-// A rank of this process, and the segments that it uses. Where ranks are more than a mesh has,
-// those of ranks that are its neighbours on no ring may be null, out of reach.
+// A rank of this process, and the segments that it uses. If there are more ranks than a mesh has,
+// the segments of ranks that are its neighbours on no ring may be null: they are out of reach.
 struct Seat {
   int rank = 0;
   Segments segments;
 };
 
-// Returns the common progress of two: the lesser of both; of failures, a passed deadline, which is
-// the cause.
+// Returns the common progress of two: the lesser number, and of two failures the passed deadline,
+// which is the cause.
 Executor::Progress joined(const Executor::Progress& a, const Executor::Progress& b);
 
-// Nothing of `run` allocates or synchronises, and it takes one lock, of the device.
+// `run` does not allocate or synchronise, and takes only the lock of the device.
 class Launcher {
  public:
-  // The seats have the same orders. `one_process`: all ranks are, and `run` is given all tasks;
-  // `regions`: those of the other processes' ranks, or none. Throws UsageError or TransportError;
-  // in particular where the blocks of the seats cannot all be resident at once, for then those that
-  // are would wait for ever for those that are not.
+  // The seats have the same orders. `one_process`: all ranks are in it, and `run` is given all
+  // tasks. `regions`: those of the other processes' ranks, or none. Throws UsageError or
+  // TransportError, in particular if the blocks of the seats cannot all be resident at once:
+  // resident blocks would wait for ever for the others.
   Launcher(int device, std::vector<Seat> seats, int ranks, const Geometry& geometry,
            Milliseconds timeout, bool one_process = false, PeerRegions* regions = nullptr);
   ~Launcher();
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
 
-  // One task for each seat; they differ in `in` and `out` only. Throws what an earlier launch
-  // failed of, as soon as it is known. After a launch that CUDA refuses (Facts::refused) the next
-  // one may follow; after any other failure none can. Returns true if the number of the call will
-  // be posted: not for an empty call, nor by a ring of one or one launch with the tensors of all
-  // ranks, nor in a graph, which may be replayed often or never.
-  // `all`: the tasks of all ranks, in one process.
+  // Launches one task for each seat; the tasks differ in `in` and `out` only. `all`: the tasks of
+  // all ranks, in one process. Throws the error of an earlier launch as soon as it is known. After
+  // a launch that CUDA refuses (Facts::refused) the next one may follow; after any other failure
+  // none can. Returns true if the number of the call will be posted. It is not posted for an empty
+  // call, by a ring of one, by one launch with the tensors of all ranks, or in a graph, which may
+  // be replayed often or never.
   bool run(std::span<const Task> tasks, std::span<const Task> all = {});
   // Throws UsageError if these ranks have no kernel for the task.
   void check_task(const Task& task) const;
@@ -91,10 +91,10 @@ class Launcher {
   // The same for any failure, abort() included; `task`: the task that cannot start because of it.
   void throw_if_failed(const Task& task);
   void abort();
-  // Returns when all launches have ended, which each does by its deadline; false if they have not
-  // within `patience`.
+  // Returns true when all launches have ended, which each does by its deadline; false if they have
+  // not ended within `patience`.
   bool drain(Milliseconds patience);
-  bool captured() const { return order_.capturing(); }  // the last launch, by a graph
+  bool captured() const { return order_.capturing(); }  // true if a graph took the last launch
   // Returns the progress of all seats that the device has posted; takes no lock and does not query
   // the device.
   Executor::Progress progress() const;
@@ -112,7 +112,7 @@ class Launcher {
                               int channels) const;
   template <class Args, class P>
   Args arguments(std::span<const Task> tasks, const P& plan) const;
-  // Returns whether the number of the call will be posted.
+  // Returns true if the number of the call will be posted.
   template <class Args>
   bool launch(const void* kernel, Args args, int threads, cudaStream_t stream);
   bool add_to(LaunchBatch& batch, MessageArgs args, int threads);
@@ -133,9 +133,10 @@ class Launcher {
   const bool one_process_;
   PeerRegions* const regions_;
 
-  Mailbox* mailboxes_ = nullptr;  // one a seat; host memory that the device sees
-  uint64_t* poison_ = nullptr;    // kPoisoned, once a channel; host memory
-  // For each seat all ranks' segments, by rank; device memory, because a launch has no room for it.
+  Mailbox* mailboxes_ = nullptr;  // one for each seat; host memory that the device sees
+  uint64_t* poison_ = nullptr;    // kPoisoned, once for each channel; host memory
+  // All ranks' segments for each seat, by rank; in device memory, because a launch has no room for
+  // them.
   std::byte** tables_ = nullptr;
   std::atomic<bool> aborted_{false};
 

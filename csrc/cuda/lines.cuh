@@ -1,16 +1,16 @@
-// The ends of a link of LL and LL128: the data carries the flags, so warps go from step to step
-// without meeting, and slots go back by the half of a FIFO.
+// The ends of a link of LL and LL128. The data carries the flags, so warps go from step to step
+// without meeting, and slots are given back by the half of a FIFO.
 //
-// A hop of a small message is mostly instructions. So what each step needs is in registers and goes
-// on from step to step: where a thread is in the slots, and how far the credit reaches. In Simple
-// that would crowd out the data.
+// A hop of a small message is mostly instructions. So each step finds its values in registers, and
+// updates them for the next step: the addresses of a thread in the slots, and the credit. In
+// Simple, the data needs these registers.
 #pragma once
 
 #include "cuda/copy.cuh"
 
 namespace ringkern::cuda {
 
-// A thread's place in the slots of a FIFO, one after the other.
+// A thread's address in the slots of a FIFO, which it uses in turn.
 class Turn {
  public:
   RK_DEVICE Turn(std::byte* fifo, int slot, int slots, int64_t slot_bytes, int place)
@@ -20,10 +20,10 @@ class Turn {
     left_ = (second_ ? slots : half) - slot;
   }
 
-  // In the slot of the next step.
+  // Returns the address in the slot of the next step.
   RK_DEVICE std::byte* at() const { return at_; }
   RK_DEVICE void advance(int64_t slot_bytes) { at_ += slot_bytes, --left_; }
-  // Tells if a half of the FIFO ends here; then `turn` goes on to the other one.
+  // Returns true at the end of a half of the FIFO; then `turn` goes on to the other half.
   RK_DEVICE bool at_end() const { return left_ == 0; }
   RK_DEVICE void turn(int slots, int64_t slot_bytes) {
     const int half = first_half(slots);
@@ -36,8 +36,8 @@ class Turn {
   RK_DEVICE static int first_half(int slots) { return int(unsigned(slots) / 2); }
 
   std::byte* at_;
-  int left_;     // slots up to the end of the half
-  bool second_;  // half
+  int left_;     // slots left in the half
+  bool second_;  // in the second half
 };
 
 template <Protocol P, class AnyPost = Post>
@@ -45,7 +45,7 @@ class LineEnds : public Ends<P, AnyPost> {
   using Base = Ends<P, AnyPost>;
 
  public:
-  // All threads call it.
+  // Called by all threads.
   template <class Args>
   RK_DEVICE LineEnds(const Args& args, const RankArgs& rank, int channel, AnyPost& post)
       : Base(args, rank, channel, post), in_(rank.in + user_place()), out_(rank.out + user_place()),
@@ -56,15 +56,15 @@ class LineEnds : public Ends<P, AnyPost> {
     take_credit();
   }
 
-  // This thread's place in the user's tensors, and in the slots of the step.
+  // Return this thread's address in the user's tensors, and in the slots of the step.
   RK_DEVICE const std::byte* in() const { return in_; }
   RK_DEVICE std::byte* out() const { return out_; }
   RK_DEVICE const std::byte* from() const { return from_.at(); }
   RK_DEVICE std::byte* to() const { return to_.at(); }
 
-  // From which byte of a chunk on this warp moves data. Past all chunks where it moves none: it
-  // does not work, or a wait of it has failed. A warp that gives up takes the steps up to the next
-  // meeting and does nothing in them.
+  // Returns the first byte of a chunk that this warp moves. It is past all chunks if the warp moves
+  // none, because it is no worker or a wait of it has failed. A warp that gives up takes the steps
+  // up to the next meeting and does nothing in them.
   RK_DEVICE int first() const { return first_; }
   RK_DEVICE bool moves() const { return first_ != kPastAll; }
   RK_DEVICE void give_up() { first_ = kPastAll; }
@@ -72,27 +72,27 @@ class LineEnds : public Ends<P, AnyPost> {
     return is_worker() && !moves() ? Verdict::aborted : Verdict::ok;
   }
 
-  // Until the slots are there that a verb reads (`data`) and writes (`credit`), as far as counters
-  // tell. Called by a whole warp, whose lanes all know then how far the credit reaches. Those that
-  // move no data do not wait.
+  // Waits until the counters show the slots that a verb reads (`data`) and writes (`credit`).
+  // Called by a whole warp, whose lanes then all know the credit. A warp that moves no data does
+  // not wait.
   RK_DEVICE void wait_slots(bool data, bool credit) {
     if (!moves()) return;
     if (Base::wait_slots(data, credit) == Verdict::ok) take_credit();
     else give_up();
   }
-  // Tells if the slot of the step is known to be free, which mostly spares a wait.
+  // Returns true if the slot of the step is known to be free, which mostly saves a wait.
   RK_DEVICE bool has_credit() const { return this->sent_ < credit_; }
 
-  // Go on to the next slot. To be called by all threads, in each step that has read or filled one.
+  // Go on to the next slot. Called by all threads, in each step that has read or filled a slot.
   RK_DEVICE void took_slot() { ++this->received_, from_.advance(this->slot_bytes()); }
   RK_DEVICE void filled_slot() {
     ++this->sent_, to_.advance(this->slot_bytes());
     if (to_.at_end()) to_.turn(this->slots(), this->slot_bytes());
   }
 
-  // Ends a step. Where a half of the FIFO has been read, all threads meet and it goes back: a
-  // meeting takes longer than a hop. The slots that are kept until the next time are never all: one
-  // or more stay with the sender, which is enough for ranks that send and receive in turn.
+  // Ends a step. When a half of the FIFO has been read, all threads meet and give it back; not in
+  // each step, because a meeting takes longer than a hop. The reader never keeps all slots: the
+  // sender has one or more, which is enough for ranks that send and receive in turn.
   RK_DEVICE Verdict complete() {
     Verdict result = Verdict::ok;
     if (from_.at_end()) {
@@ -108,7 +108,7 @@ class LineEnds : public Ends<P, AnyPost> {
   }
 
  private:
-  static constexpr int kPastAll = 1 << 30;  // no slot has as many bytes
+  static constexpr int kPastAll = 1 << 30;  // more bytes than any slot has
 
   RK_DEVICE static int user_place() {
     if (P == Protocol::ll) return line_data_bytes(P) * thread_index();
@@ -118,7 +118,7 @@ class LineEnds : public Ends<P, AnyPost> {
     if (P == Protocol::ll) return line_bytes(P) * thread_index();
     return kLL128Unit * line_bytes(P) * warp_index() + 16 * lane_index();
   }
-  // A whole warp calls it, of which one lane has looked.
+  // Called by a whole warp, of which one lane has polled the counter.
   RK_DEVICE void take_credit() {
     const uint64_t ahead = this->seen_ + uint64_t(this->slots());
     const auto free = uint32_t(ahead > this->sent_ ? ahead - this->sent_ : 0);
@@ -128,7 +128,7 @@ class LineEnds : public Ends<P, AnyPost> {
   const std::byte* in_;
   std::byte* out_;
   Turn from_, to_;
-  uint64_t credit_;  // steps that may have been filled in all
+  uint64_t credit_;  // the value of sent_ up to which slots are free
   int first_ = is_worker()
                    ? line_data_bytes(P) * (P == Protocol::ll ? kWarp : kLL128Unit) * warp_index()
                    : kPastAll;

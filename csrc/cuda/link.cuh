@@ -13,13 +13,13 @@ RK_DEVICE bool is_poster() { return thread_index() == thread_count() - 1; }
 
 enum BarrierId { kWholeBlock = 0, kWorkers = 1 };
 
-// The segment of this rank that another one writes to.
+// Returns the segment of this rank that another rank writes to.
 RK_DEVICE std::byte* written_by(int other, const RankArgs& rank) {
   return rank.on_host >> other & 1 ? rank.host : rank.mine;
 }
 
-// The segments of the ranks to which this one sends, and from which it receives; and those of this
-// rank that each of them writes to.
+// The segments of the next and the previous rank, and the segments of this rank that each of them
+// writes to.
 struct Neighbours {
   std::byte *next, *prev;
   std::byte *by_next, *by_prev;
@@ -39,7 +39,8 @@ RK_DEVICE Neighbours neighbours_on(int channel, const RankArgs& rank, const Ring
   return n;
 }
 
-// Tells the neighbours in every protocol. The counters of a channel's protocols lie side by side.
+// Poisons the counters of both neighbours in every protocol. The counters of a channel's protocols
+// lie side by side.
 RK_DEVICE void poison_links(LinkCounters* next, LinkCounters* prev) {
   RK_NO_UNROLL for (int p = 0; p < kProtocols; ++p) {
     st_relaxed(&next[p].tail.value, kPoisoned);
@@ -47,9 +48,10 @@ RK_DEVICE void poison_links(LinkCounters* next, LinkCounters* prev) {
   }
 }
 
-// Tells the host which call has ended. Each of a rank's `blocks` comes here at its end, with its
-// verdict, and the last one speaks; all that they did precedes the word. A block that gave up does
-// not count, so that its call is never said to have ended. `last`: the device is told there, too.
+// Tells the host that a call has ended. Each of a rank's `blocks` calls it at its end, with its
+// verdict. The last one posts the number of the call, and the accesses of all blocks precede it. A
+// block that gave up does not count, so its call is never reported as ended. `last`: the device
+// finds the number there, too.
 RK_DEVICE void tell_end(const Post& post, Verdict verdict, int blocks, uint64_t* last = nullptr) {
   if (verdict != Verdict::ok || !is_poster()) return;
   const uint64_t seq = Post::get(post.seq);
@@ -60,16 +62,16 @@ RK_DEVICE void tell_end(const Post& post, Verdict verdict, int blocks, uint64_t*
   st_release(&Post::get(post.mailbox)->done, seq);
 }
 
-// Returns step % slots. A division of 64 bits takes a part of a hop, and is left to FIFOs whose
-// slots are no power of two.
+// Returns step % slots. Divides only if the number of slots is no power of two: a division of 64
+// bits takes a part of a hop.
 RK_DEVICE int slot_of(uint64_t step, int slots) {
   const auto n = uint64_t(slots);
   return int((n & (n - 1)) == 0 ? step & (n - 1) : step % n);
 }
 
-// The two ends of this rank, and how far they have come. Every thread keeps the counters; they are
-// loaded when the kernel starts and stored when it ends, so that a replayed launch goes on where
-// the last one stopped. `AnyPost`: a Post, or one with a clock (cuda/timed.cuh).
+// The two ends of this rank, and their counters. Every thread keeps the counters; they are loaded
+// when the kernel starts and stored when it ends, so that a replayed launch goes on where the last
+// one stopped. `AnyPost`: a Post, or one with a clock (cuda/timed.cuh).
 template <Protocol P, class AnyPost = Post>
 class Ends {
  public:
@@ -78,7 +80,7 @@ class Ends {
   RK_DEVICE Ends(const Args& args, const RankArgs& rank, int channel, AnyPost& post)
       : geometry_(args.geometry), post_(post) {
     const int64_t counters = geometry_.counters_offset(channel, P);
-    // One after the other without a wait in between, so that a launch starts after one round trip.
+    // Loads without a wait in between, so that a launch starts after one round trip.
     const Neighbours n = neighbours_on(channel, rank, args.plan.orders, args.plan.ranks);
     auto* mine = reinterpret_cast<LinkCounters*>(n.by_prev + counters);
     auto* credit = &reinterpret_cast<LinkCounters*>(n.by_next + counters)->head.value;
@@ -114,14 +116,14 @@ class Ends {
   RK_DEVICE int slots() const { return geometry_.slots; }
   RK_DEVICE int64_t slot_bytes() const { return geometry_.slot_bytes[int(P)]; }
 
-  // Returns whether this launch may begin. Makes `post` known to all threads.
+  // Returns `ok` if this launch may begin. Makes `post` known to all threads.
   RK_DEVICE Verdict begin() const {
     return agree(kWholeBlock, thread_count(), failed_ != 0 ? Verdict::aborted : Verdict::ok);
   }
 
-  // Until the slots are there that a verb reads (`data`) and writes (`credit`), as far as counters
-  // tell. Called by a whole warp, of which one lane polls for data and one for credit, both in
-  // memory of this rank. A lane remembers what it saw, and polls no more often than it must.
+  // Waits until the counters show the slots that a verb reads (`data`) and writes (`credit`).
+  // Called by a whole warp, of which one lane polls for data and one for credit, both in memory of
+  // this rank. A lane keeps the value that it saw, and polls only when it needs a newer one.
   RK_DEVICE Verdict wait_slots(bool data, bool credit) {
     if (!data && !credit) return Verdict::ok;
     const bool for_data = data && lane_index() == kDataLane;
@@ -143,10 +145,10 @@ class Ends {
     if (receives(verb)) ++received_;
     if (sends(verb)) ++sent_;
   }
-  // All threads meet, each with what became of its part. Then the slots that were filled up to here
-  // are published (`tail`: the flags are not in the data), and those that were read go back
-  // (`head`); 0: not. The barrier and the fence make what all threads did precede the counters
-  // (cumulativity).
+  // Joins the verdicts of all threads. Then posts `tail`, which publishes the filled slots if the
+  // data has no flags or the slot was rewritten, and `head`, which gives back the slots that were
+  // read; 0: not posted. The barrier and the fence order the accesses of all threads before the
+  // counters (cumulativity).
   RK_DEVICE Verdict meet(uint64_t tail, uint64_t head, Verdict verdict) const {
     verdict = agree(kWholeBlock, thread_count(), verdict);
     if (verdict != Verdict::ok) return verdict;
@@ -158,9 +160,9 @@ class Ends {
     return Verdict::ok;
   }
 
-  // When the schedule has ended; returns how, for all threads alike. A rank that gave up tells its
-  // neighbours where they poll, in every protocol: they would otherwise wait for it until their own
-  // deadline.
+  // Stores the counters when the schedule has ended; returns the verdict. A rank that gave up
+  // instead poisons the counters that its neighbours poll, in every protocol: otherwise they would
+  // wait for it until their own deadline.
   RK_DEVICE Verdict end(Verdict verdict) {
     if (!is_poster()) return verdict;
     if (verdict == Verdict::ok) {
@@ -174,14 +176,14 @@ class Ends {
   }
 
  protected:
-  static constexpr int kDataLane = 0, kCreditLane = 1;  // of a warp that waits for slots
+  static constexpr int kDataLane = 0, kCreditLane = 1;  // lanes of a warp that waits for slots
 
   const Geometry& geometry_;
   const AnyPost& post_;
   uint32_t failed_;
   uint64_t sent_, received_;
-  uint64_t seen_ = 0;                // of the counter that this lane polls
-  std::byte *from_fifo_, *to_fifo_;  // mine and next's
+  uint64_t seen_ = 0;                // last value of the counter that this lane polls
+  std::byte *from_fifo_, *to_fifo_;  // this rank's, and next's
 };
 
 }  // namespace ringkern::cuda

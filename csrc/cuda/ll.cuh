@@ -1,17 +1,17 @@
 // LL on a GPU: the lowest latency, at half of the bandwidth.
 //
-// MAPPING    8 bytes of data a line of 16; line i of a chunk belongs to worker i mod workers, so
-//            that a warp reads and writes 512 bytes in a row.
-// ORDERING   none between lines: each 64-bit word holds 32 bits of data and the flag of its step,
+// MAPPING    A line of 16 bytes holds 8 bytes of data. Line i of a chunk belongs to worker i mod
+//            workers, so that a warp reads and writes 512 bytes in a row.
+// ORDERING   None between lines: each 64-bit word holds 32 bits of data and the flag of its step,
 //            and is stored and loaded whole, so that a reader that sees the flag has the data. A
-//            warp acquires its credit before its first line. `head` is posted behind a barrier, to
-//            which a thread comes with all its lines read, and a fence.
-// POLLING    the data itself, in the rank's own segment: one transfer in place of two. `head`, by
-//            one lane of each warp, and only when what it last saw is used up.
-// REUSE      a slot is written again only when `head` has given it back; flags do not repeat within
-//            kLLFlagPeriod steps, and a slot is rewritten whole twice in that time. Such a step is
-//            published by `tail`, too: without an acquire, nothing in the memory model keeps a load
-//            from returning a line of a period ago.
+//            warp acquires its credit before its first line. `head` is posted after a barrier,
+//            which a thread reaches when it has read all its lines, and a fence.
+// POLLING    The data itself, in the rank's own segment: one transfer in place of two. One lane of
+//            each warp polls `head`, and only when the credit that it last saw is used up.
+// REUSE      A slot is written again only when `head` has given it back. Flags do not repeat within
+//            kLLFlagPeriod steps, and a slot is rewritten whole twice in that time. A step that
+//            rewrites is also published by `tail`: without an acquire, nothing in the memory model
+//            keeps a load from returning a line of a period ago.
 #pragma once
 
 #include "cuda/lines.cuh"
@@ -48,21 +48,21 @@ class LLLink {
   static constexpr int kData = line_data_bytes(Protocol::ll);
   static constexpr int kLine = line_bytes(Protocol::ll);
 
-  // The warps call it for which there are lines.
+  // Called by the warps that have lines to move.
   RK_DEVICE void move_lines(Verb verb, const Chunk& chunk, int bytes) {
-    // Where the first line of this thread is; then its next one.
+    // The addresses of this thread's first line, and then of its next one.
     const std::byte* in = ends_.in() + chunk.in * A::kBytes;
     std::byte* out = ends_.out() + chunk.out * A::kBytes;
     const std::byte* from = ends_.from();
     std::byte* to = ends_.to();
     const bool whole = aligned(in, out, kData);
-    // A warp's lanes go through the loop together, also those that are past the end.
+    // All lanes of a warp go through the loop together, including those past the end.
     RK_NO_UNROLL for (;;) {
       const int left = bytes - place_;
       const bool active = left > 0, full = whole && left >= kData;
       uint64_t value = 0;
       if (reads_input(verb)) {
-        // On its way while the line is awaited.
+        // Loaded before the wait for the line, so that the two overlap.
         value = full ? ld_weak<kData>(in) : load_elements<A::kBytes>(in, left);
         if (arithmetic_.multiplies()) value = arithmetic_.multiply(value);
       }
@@ -75,8 +75,8 @@ class LLLink {
           incoming = (w.hi << 32) | uint32_t(w.lo);
           return uint32_t(w.lo >> 32) == flag && uint32_t(w.hi >> 32) == flag;
         };
-        // Mostly it is there by now: a branch, and no loop. A lane uses its own line alone, so the
-        // vote need not order anything.
+        // Mostly the line is there by now: this takes a branch and no loop. A lane uses only its
+        // own line, so the vote need not order anything.
         if (!all_lanes(arrived()) &&
             wait(ends_.post(), Protocol::ll, WaitFor::data, ends_.received() + 1, arrived,
                  [&] { return ends_.received(); }) != Verdict::ok)
@@ -97,8 +97,8 @@ class LLLink {
     }
   }
 
-  // All threads call it. Lines that this step did not need keep an older flag; before it could come
-  // back they are written again, and the slot is published by `tail`, too.
+  // Rewrites the lines that this step did not use, before their older flag can become valid again,
+  // and publishes the slot by `tail`, too. Called by all threads.
   RK_DEVICE void rewrite_slot(int bytes) {
     if (ends_.moves()) {
       const int written = (bytes + kData - 1) / kData, all = int(ends_.slot_bytes() / kLine);

@@ -1,22 +1,22 @@
 // LL128 on a GPU: the latency of a flag in the line at 15/16 of the bandwidth.
 //
-// MAPPING    120 bytes of data a line of 128. A warp moves a unit of 8 lines: 8 lanes a line, 4
-//            lines in the first row and 4 in the second. Lane i holds the i-th 16 bytes of the
-//            unit's data in the first row; the lanes whose line ends with the flag put the second
-//            half of theirs in the second row, where the other lanes hold the rest. So the user's
+// MAPPING    A line of 128 bytes holds 120 bytes of data. A warp moves a unit of 8 lines: 8 lanes a
+//            line, 4 lines in the first row and 4 in the second. Lane i holds the i-th 16 bytes of
+//            the unit's data in the first row. A lane whose line ends with the flag puts the second
+//            half of its data in the second row, where the other lanes hold the rest. So the user's
 //            memory and the lines are both accessed 16 bytes a lane, side by side:
 //
 //            row 0   0 1 2 3 4 5 6 7a F | 8 .. 14 15a F | 16 .. 23a F | 24 .. 31a F
 //            row 1  32 ..       38 7b F | 39 .. 45 15b F | 46 .. 23b F | 53 .. 59 31b F
 //
-// ORDERING   a line is stored by one instruction of a warp and becomes visible whole: NVLink and
-//            the L2 of one GPU do so, the memory model promises nothing; over PCIe LL128 is refused
-//            (carries_lines in cuda/device.h). A warp that has seen the flags of its lines
-//            loads them once more, because the loads that came before a flag's may have been too
-//            early. `head` is posted behind a barrier and a fence.
-// POLLING    the flag of each line, which lies beside its data, in the rank's own segment. `head`,
-//            by one lane of each warp, and only when what it last saw is used up.
-// REUSE      a slot is written again only when `head` has given it back; the flag has 64 bits and
+// ORDERING   One instruction of a warp stores a line, which becomes visible whole. NVLink and the
+//            L2 of one GPU ensure this, the memory model does not; over PCIe LL128 is refused
+//            (carries_lines in cuda/device.h). A warp that has seen the flags of its lines loads
+//            the lines once more, because a load before that of the flag may have been too early.
+//            `head` is posted after a barrier and a fence.
+// POLLING    The flag of each line, which lies beside its data, in the rank's own segment. One lane
+//            of each warp polls `head`, and only when the credit that it last saw is used up.
+// REUSE      A slot is written again only when `head` has given it back. The flag has 64 bits and
 //            never repeats. Units are written whole, so no line keeps an older step's data.
 #pragma once
 
@@ -41,7 +41,7 @@ class LL128Link {
 
  private:
   static constexpr int kLine = line_bytes(Protocol::ll128);
-  static constexpr int kLanes = kLine / 16;         // that make a line
+  static constexpr int kLanes = kLine / 16;         // lanes per line
   static constexpr int kRow = kWarp * 16;           // bytes that a warp accesses at once
   static constexpr int kUnit = kLL128Unit * kLine;  // bytes on the wire
   static constexpr int kData = kLL128Unit * line_data_bytes(Protocol::ll128);
@@ -53,11 +53,12 @@ class LL128Link {
   };
 
   RK_DEVICE static bool holds_flag() { return lane_index() % kLanes == kLanes - 1; }
-  // The 16 bytes of this lane in the second row, from those in the first, in the unit's data.
+  // Returns the distance in the unit's data from this lane's 16 bytes in the first row to those in
+  // the second.
   RK_DEVICE static int to_second() { return kRow - 16 * (lane_index() / kLanes); }
 
   RK_DEVICE void move_units(Verb verb, const Chunk& chunk, int bytes) {
-    // The warp's first unit; then its next one.
+    // The addresses of the warp's first unit, and then of its next one.
     const std::byte* in = ends_.in() + chunk.in * A::kBytes;
     std::byte* out = ends_.out() + chunk.out * A::kBytes;
     const std::byte* from = ends_.from();
@@ -69,7 +70,7 @@ class LL128Link {
       const bool fast = whole && left >= kData;  // for all lanes alike
       Rows value{};
       if (reads_input(verb)) {
-        // On its way while the lines are awaited.
+        // Loaded before the wait for the lines, so that the two overlap.
         value = fast ? load_whole(in) : load_user(in, whole, left - 16 * lane_index());
         if (arithmetic_.multiplies()) value = multiplied(value);
       }
@@ -81,7 +82,7 @@ class LL128Link {
           return !holds_flag() || (a.hi == flag && b.hi == flag);
         };
         syncwarp();
-        // Mostly they are there by now: a branch, and no loop.
+        // Mostly the lines are there by now: this takes a branch and no loop.
         if (all_lanes(arrived())) syncwarp();
         else if (wait(ends_.post(), Protocol::ll128, WaitFor::data, ends_.received() + 1, arrived,
                       [&] { return ends_.received(); }) != Verdict::ok)
@@ -124,8 +125,8 @@ class LL128Link {
     st_weak16(p, r.first);
     if (!holds_flag()) st_weak16(p + second_, r.second);
   }
-  // A unit of which `left` bytes from p on are the tensor's. `whole`: p allows accesses of 16
-  // bytes.
+  // Loads a unit, of which `left` bytes from p on belong to the tensor. `whole`: p allows accesses
+  // of 16 bytes.
   RK_DEVICE Rows load_user(const std::byte* p, bool whole, int left) const {
     Rows r{};
     r.first = load_pack<A::kBytes>(p, whole, left);

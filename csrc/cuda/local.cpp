@@ -91,7 +91,7 @@ LocalRing::LocalRing(const std::vector<int>& devices, Milliseconds timeout,
   }
 }
 
-// Host memory for the ranks whose devices do not both have access to each other's memory.
+// Takes host memory for the ranks whose devices do not both have access to each other's memory.
 void LocalRing::choose_memory() {
   on_host_.assign(size_t(ranks_), 0);
   for (const Part& here : parts_)
@@ -128,7 +128,7 @@ void LocalRing::claim_memory() {
   }
 }
 
-// The links over device memory.
+// Probes the links over device memory.
 void LocalRing::probe(Milliseconds timeout) {
   std::vector<ProbedDevice> devices;
   for (const Part& part : parts_)
@@ -183,15 +183,15 @@ bool LocalRing::run(std::span<const Task> tasks) {
     throw UsageError("a ring of " + std::to_string(ranks_) +
                      " ranks needs one task for each rank, not " + std::to_string(tasks.size()));
   for (Part& part : parts_) part.launcher->check_task(tasks.front());
-  // Two rings on the same devices, used by two threads: were they launched in one order here and in
-  // another there, each could wait behind the other.
+  // With two rings on the same devices, used by two threads, launches in a different order on
+  // different devices could make each ring wait behind the other.
   static std::mutex order;
   std::unique_lock turn(order, std::defer_lock);
   const bool several = parts_.size() > 1;
   if (several) turn.lock();
   bool under_way = true, waiting = false;
   try {
-    if (several) throw_if_failed(tasks.front());  // before any is launched; a launcher looks itself
+    if (several) throw_if_failed(tasks.front());  // before any is launched; each checks only itself
     for (Part& part : parts_) {
       std::array<Task, kMaxLocalRanks> seated;
       for (size_t i = 0; i < part.ranks.size(); ++i) {

@@ -9,27 +9,27 @@
 
 namespace ringkern::cuda {
 
-// Return true if all devices have access to each other's memory; if a line of LL128 from each rank,
-// on its listed device, arrives whole at the next rank.
+// Return true if all devices have access to each other's memory; and if a line of LL128 arrives
+// whole from each rank, on its listed device, at the next rank.
 bool reach_each_other(const std::vector<int>& devices);
 bool carry_lines(const std::vector<int>& devices);
 
 class LocalRing {
  public:
-  // `devices`: of each rank. Takes as many channels as fit on each device at once, and host memory
-  // for ranks whose devices have no access to each other's. Throws UsageError where not even one
-  // channel fits, or there can be no such orders, and TransportError. `apart`: each rank has a
-  // launch and a stream of its own, as if it had a device of its own.
+  // `devices`: by rank. Takes as many channels as fit on each device at once, and host memory for
+  // ranks whose devices have no access to each other's. Throws UsageError if not even one channel
+  // fits or the orders are impossible, and TransportError. `apart`: each rank has its own launch
+  // and stream, as if it had its own device.
   LocalRing(const std::vector<int>& devices, Milliseconds timeout, const RingOrders& orders = {},
             bool apart = false);
   ~LocalRing();
   LocalRing(const LocalRing&) = delete;
   LocalRing& operator=(const LocalRing&) = delete;
 
-  // A task for each rank, in order; they differ in `in`, `out` and `stream` only, and those of one
-  // launch have one stream. The number of the call is the first one's. Launches on all devices, or
-  // throws; what was launched then ends, and where that is nothing the error is `refused`. Returns
-  // true if the number will be posted.
+  // Launches a task for each rank, in order. They differ in `in`, `out` and `stream` only, and
+  // those of one launch have one stream. The number of the call is that of the first. Launches on
+  // all devices, or throws; then the launched kernels end, and if there are none the error is
+  // `refused`. Returns true if the number will be posted.
   bool run(std::span<const Task> tasks);
   void abort();
   bool drain(Milliseconds patience);

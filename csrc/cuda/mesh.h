@@ -12,8 +12,8 @@ struct MeshCounters {
   StepCounter count[2];  // mine, over the life of the communicator
   StepCounter poisoned;  // kPoisoned once a rank has given up; that rank writes it
 };
-// The rounds over lines that a rank has finished, and the meetings that it has reached
-// (cuda/across.cuh). Flags of lines depend on the number of rounds, so the two are counted apart.
+// The counts of a rank: finished rounds over lines, and meetings that it has reached
+// (cuda/across.cuh). The two are separate, because flags of lines depend on the number of rounds.
 enum class MeshCount : uint8_t { rounds, meetings };
 // A peer's count of meetings, and the place of its tensor: RegionPlace::word().
 struct alignas(kCacheLine) PeerMeetings {

@@ -1,5 +1,5 @@
-// The part of a direct all-reduce that is the same over lines and over tensors: where the ranks of
-// the mesh are, how far each has come, and whom a rank tells that it gave up.
+// The parts common to the direct all-reduces over lines and over tensors: the addresses of the
+// ranks' mesh memory, the count of each rank, and the poison of a rank that gives up.
 #pragma once
 
 #include "cuda/link.cuh"
@@ -7,12 +7,13 @@
 namespace ringkern::cuda {
 
 struct MeshPost : Post {
-  uint64_t *poisoned, *poisoned_on_host;         // mine; the same one where I have no host memory
-  std::byte* peers[MeshGeometry::kMostRanks];    // the channel's memory of each rank, mine too
-  std::byte* mine_by[MeshGeometry::kMostRanks];  // mine, as each rank writes to it
+  uint64_t *poisoned, *poisoned_on_host;         // this rank's; equal if it uses no host memory
+  std::byte* peers[MeshGeometry::kMostRanks];    // the channel's memory of each rank, this one too
+  std::byte* mine_by[MeshGeometry::kMostRanks];  // this rank's memory, as each rank writes to it
 };
 
-// A rank that gives up tells all ranks here, and its neighbours also where they poll on the ring.
+// Looks also at the words where a rank that gives up tells all ranks; its neighbours are told on
+// the ring as well.
 RK_DEVICE Verdict look(const MeshPost& post, uint64_t& since) {
   if (ld_relaxed(Post::get(post.poisoned)) == kPoisoned ||
       ld_relaxed(Post::get(post.poisoned_on_host)) == kPoisoned)
@@ -20,7 +21,7 @@ RK_DEVICE Verdict look(const MeshPost& post, uint64_t& since) {
   return look(static_cast<const Post&>(post), since);
 }
 
-// One rank on one channel of the mesh. `C`: the count that its calls go by.
+// One rank on one channel of the mesh. `C`: the count that its calls use.
 template <MeshCount C>
 class MeshEnds {
  public:
@@ -30,7 +31,7 @@ class MeshEnds {
       : geometry_(args.mesh), post_(post), rank_(rank.rank) {
     const int64_t offset = args.geometry.bytes() + channel * geometry_.channel_bytes();
     auto* mine = reinterpret_cast<MeshCounters*>(rank.mine + offset);
-    // One after the other without a wait in between, so that a launch starts after one round trip.
+    // Loads without a wait in between, so that a launch starts after one round trip.
     const Neighbours n = neighbours_on(channel, rank, args.orders, geometry_.ranks);
     failed_ = ld_relaxed(rank.failed);
     round_ = ld_weak<8>(&mine->count[int(C)].value);
@@ -61,12 +62,13 @@ class MeshEnds {
     st_shared(&post.poisoned_on_host, &(rank.on_host != 0 ? on_host : mine)->poisoned.value);
   }
 
-  // Tells if this launch may begin. Makes `post` known to all threads.
+  // Returns `ok` if this launch may begin. Makes `post` known to all threads.
   RK_DEVICE Verdict begin() const {
     return agree(kWholeBlock, thread_count(), failed_ != 0 ? Verdict::aborted : Verdict::ok);
   }
 
-  // When all has ended. A rank that gave up tells everybody, wherever they poll.
+  // Stores the count at the end of a launch. A rank that gave up instead poisons all ranks and its
+  // neighbours' links.
   RK_DEVICE void end(Verdict verdict) const {
     if (!is_poster()) return;
     if (verdict == Verdict::ok) {
@@ -82,7 +84,8 @@ class MeshEnds {
   RK_DEVICE std::byte* peer(int rank) const { return Post::get(post_.peers[rank]); }
   RK_DEVICE bool is_awaited(int rank) const { return rank < geometry_.ranks && rank != rank_; }
   RK_DEVICE std::byte* mine_by(int peer) const { return Post::get(post_.mine_by[peer]); }
-  // In which `peer` counts for this rank, and this rank for `peer`.
+  // Return the counter in which `from` counts for this rank, and the one in which this rank counts
+  // for `to`.
   RK_DEVICE uint64_t* count_of(int from) const { return counter_in(mine_by(from), from, rank_); }
   RK_DEVICE uint64_t* count_at(int to) const { return counter_in(peer(to), rank_, to); }
 
@@ -90,11 +93,11 @@ class MeshEnds {
   const MeshPost& post_;
   const int rank_;
   uint32_t failed_;
-  uint64_t round_;     // how far this rank has come
-  uint64_t seen_ = 0;  // of the counter that this lane polls
+  uint64_t round_;     // this rank's count
+  uint64_t seen_ = 0;  // last value of the counter that this lane polls
 
  private:
-  // In the memory of `to`.
+  // `memory`: that of `to`.
   RK_DEVICE uint64_t* counter_in(std::byte* memory, int from, int to) const {
     const int64_t offset = geometry_.peer_offset(C, MeshGeometry::index(from, to));
     return reinterpret_cast<uint64_t*>(memory + offset);

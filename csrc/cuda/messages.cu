@@ -1,4 +1,5 @@
-// The kernel of messages: the links of the ring, of bytes, each block with that of its message.
+// The kernel of messages: the links of the ring on bytes. Each block uses the protocol of its
+// message.
 #include "cuda/messages.h"
 
 #include "cuda/kernels.cuh"
@@ -6,9 +7,9 @@
 namespace ringkern::cuda {
 namespace {
 
-// Waits until the message before it in its direction has ended: no stream orders their launches,
-// since what waits for a peer in a stream holds up what is behind it in a hardware queue. Called by
-// all threads.
+// Waits until the previous message in the same direction has ended. No stream orders the launches
+// of messages: in a stream, a message that waits for a peer would hold up the work behind it in a
+// hardware queue. Called by all threads.
 RK_DEVICE Verdict take_turn(const MessageArgs& args, int channel, Post& post) {
   if (args.after == 0) return Verdict::ok;
   const RankArgs& rank = args.ranks[0];
@@ -19,7 +20,7 @@ RK_DEVICE Verdict take_turn(const MessageArgs& args, int channel, Post& post) {
     st_shared(&post.head, &reinterpret_cast<LinkCounters*>(n.by_next + counters)->head.value);
     st_shared(&post.mailbox, rank.mailbox);
     st_shared(&post.failed, rank.failed);
-    st_shared(&post.timeout_ns, uint64_t(0));  // the one before has its own
+    st_shared(&post.timeout_ns, uint64_t(0));  // the previous message has its own
     st_shared(&post.seq, args.seq);
     st_shared(&post.channel, int64_t(channel));
   }

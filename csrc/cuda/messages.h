@@ -28,7 +28,7 @@ struct MessageArgs {
   uint64_t timeout_ns = 0;
   uint64_t seq = 0;
   uint64_t after = 0;        // begins when the call with this number has ended; 0: at once
-  uint64_t* last = nullptr;  // the number of the last one that has; in device memory
+  uint64_t* last = nullptr;  // the number of the last call that has ended; in device memory
   RankArgs ranks[1];
 };
 // The first blocks run the channels of the first message, and so on.

@@ -1,9 +1,9 @@
 // A direct all-reduce, a residual and the norm of each row, in one launch.
 //
-// The mesh adds the residual where it stores the sum. A row is one channel's (RowPlan), so when the
-// row's last round has ended, behind the barrier, the block has the whole of it, and each warp
-// writes a share of the norm. Bits are those of RmsNormLoop in cpu/simd.h: lane i of a warp has
-// partial sum i of the squares. Each warp adds up all of them, which saves a second barrier.
+// The mesh adds the residual where it stores the sum. A row belongs to one channel (RowPlan). So
+// after the barrier of the row's last round the block has the whole row, and each warp writes a
+// share of the norm. The bits are those of RmsNormLoop in cpu/simd.h: lane i of a warp has partial
+// sum i of the squares. Each warp adds up the whole row, which saves a second barrier.
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,7 @@ class NormMesh : public LLMesh<A, true> {
                         args.norms[seat].residual),
         post_(post), norm_(args.norms[seat]), eps_(args.eps) {}
 
-  // The poster has just told the others of the round, and its warp has no share.
+  // The poster's warp has no share: the poster has just told the others of the round.
   RK_DEVICE void finish(const RowPlan& plan, const Span& chunk, int64_t round) const {
     if (chunk.count == 0 || !plan.ends_row(round) || !is_worker()) return;
     const int64_t first = (chunk.first + chunk.count - plan.row) * A::kBytes;
@@ -47,7 +47,7 @@ class NormMesh : public LLMesh<A, true> {
       }
       for (int i = 0; i < kAtOnce; ++i) sum += x[i] * x[i];
     }
-    // Two lanes that add each other's sums have the same then.
+    // Each pair of lanes adds the same two sums, so all lanes end with the same bits.
     RK_NO_UNROLL for (int half = kWarp / 2; half > 0; half /= 2)
       sum += bits_as<float>(from_lane(bits_as<uint32_t>(sum), lane_index() ^ half));
     return sum;
@@ -90,7 +90,7 @@ norm_kernel(RK_ARGUMENT NormArgs args) {
   NormMesh<A> mesh(args, seat, channel, post, arithmetic);
   Verdict verdict = mesh.begin();
   if (verdict == Verdict::ok) verdict = run_direct(args.rows, channel, mesh);
-  // The last norm precedes the word that the call has ended.
+  // Makes the last norm precede the post of the call's end.
   verdict = agree(kWholeBlock, thread_count(), verdict);
   mesh.end(verdict);
   tell_end(post, verdict, args.plan.channels);

@@ -1,4 +1,4 @@
-// How the versions of a pack of 16 bytes that all ranks have are combined.
+// Combines the versions of a pack of 16 bytes, one from each rank.
 #pragma once
 
 #include "cuda/copy.cuh"
@@ -9,11 +9,11 @@ namespace ringkern::cuda {
 template <class A>
 inline constexpr int packs_at_once = A::kBytes == 1 ? 4 : 8;
 
-// The versions of a pack, combined from rank 0 up, as LLMesh does (cuda/direct.cuh).
+// A combination of the versions of a pack from rank 0 up, as in LLMesh (cuda/direct.cuh).
 template <class A>
 class Combination {
  public:
-  // `multiplies`: where the reduction does, the inputs are not multiplied yet.
+  // `multiplies`: false if the inputs are already multiplied.
   RK_DEVICE explicit Combination(const A& arithmetic, bool multiplies = true)
       : arithmetic_(arithmetic), multiplies_(multiplies) {}
 
@@ -22,7 +22,7 @@ class Combination {
     if (arithmetic_.widens()) A::add(lo_, next.lo), A::add(hi_, next.hi);
     else value_ = first ? next : arithmetic_.combine(value_, next);
   }
-  // Ends a combination, behind which another one may begin.
+  // Returns the result, after which another combination may begin.
   RK_DEVICE Words end() {
     const Words value = result();
     lo_ = hi_ = A::nothing();

@@ -1,12 +1,12 @@
 // Moves the words of a probe over links, as the kernels of collectives move data.
 //
-// MAPPING    a block a link, 16 bytes a thread.
-// ORDERING   as in Simple: weak data; a barrier, a fence at system scope and a relaxed word, the
-//            last one; on the other side that word is acquired, and a barrier passes it on.
-// POLLING    the last word and the answer, in the rank's own segment.
-// RESIDENCE  each side stays until the other has seen what it wrote, and has said so over the link.
-//            A kernel that wrote and ended would not do: its end alone may bring to the other side
-//            what a collective would wait for in vain.
+// MAPPING    One block for each link, 16 bytes a thread.
+// ORDERING   As in Simple: weak data, then a barrier, a fence at system scope and a relaxed word,
+//            the last one. On the other side, that word is acquired, and a barrier passes it on.
+// POLLING    The last word and the answer, in the rank's own segment.
+// RESIDENCE  Each side stays until the other has answered over the link that it saw the data. A
+//            kernel that wrote and ended would prove less: its end alone may deliver data that a
+//            collective would wait for in vain.
 #include "cuda/probe.h"
 
 #include "cuda/wait.cuh"
@@ -23,7 +23,7 @@ RK_DEVICE Verdict await(const Post& post, const uint64_t* word) {
   return agree(kWholeBlock, thread_count(), verdict);
 }
 
-// Called by all threads: their stores precede the word.
+// Posts the word after the stores of all threads, which all call it.
 RK_DEVICE void publish(uint64_t* at, const uint64_t* word) {
   barrier_or(kWholeBlock, thread_count(), false);
   if (thread_index() != 0) return;
@@ -31,7 +31,7 @@ RK_DEVICE void publish(uint64_t* at, const uint64_t* word) {
   st_relaxed(at, ld_weak<8>(word));
 }
 
-// But for the last word.
+// Copies all words but the last one.
 RK_DEVICE void copy_words(uint64_t* to, const uint64_t* from, int words) {
   RK_NO_UNROLL for (int i = 2 * thread_index(); i + 2 < words; i += 2 * thread_count())
     st_weak16(to + i, ld_weak16(from + i));

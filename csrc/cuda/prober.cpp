@@ -12,8 +12,8 @@ namespace ringkern::cuda {
 namespace {
 
 static_assert(kMostLinks >= kMostProbed);
-// The answer comes to the first word of the tail; of what this rank has for itself, the scratch is
-// there, after as much.
+// The answer comes to the first word behind the data of a slot. In this rank's spare slot, the
+// scratch lies behind as many bytes.
 constexpr int64_t kAnswerBytes = kCacheLine;
 
 constexpr Milliseconds kLookEvery{100};
@@ -31,8 +31,8 @@ Prober::Prober(int device) : device_(device) {
   check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
 }
 
-// A kernel that still runs writes to others' memory, which may be unmapped next: it ends by its
-// deadline.
+// Waits for the kernel, which ends by its deadline: it writes to others' memory, which may be
+// unmapped next.
 Prober::~Prober() {
   try {
     const OnDevice guard(device_);
@@ -66,7 +66,7 @@ void Prober::launch(std::span<const ProbedLink> links, Milliseconds patience) {
   patience_ = patience;
 }
 
-// Not by cudaStreamSynchronize, which would wait for as long as the device has no room.
+// Does not use cudaStreamSynchronize, which would wait for as long as the device has no room.
 bool Prober::has_ended(Clock::time_point deadline, const std::function<void()>& look) {
   auto next_look = Clock::now() + kLookEvery;
   for (cudaError_t error; (error = cudaStreamQuery(stream_)) != cudaSuccess;) {

@@ -21,7 +21,7 @@ constexpr ProbeRoom probe_room(const Geometry& g) {
 
 class Prober {
  public:
-  // Loads the kernel: later the load could wait for kernels that wait for their peers. Throws
+  // Loads the kernel now: a later load could wait for kernels that wait for their peers. Throws
   // TransportError, as do all functions below.
   explicit Prober(int device);
   ~Prober();
@@ -48,9 +48,9 @@ class Prober {
   Milliseconds patience_{0};
 };
 
-// The links of a ring whose ranks are all in this process: a link for each pair of devices of which
-// one reaches the other's memory, as `reaches` says. Throws TransportError, which names the first
-// that is wrong.
+// Probes the links of a ring whose ranks are all in this process: one for each pair of devices of
+// which one reaches the other's memory, as `reaches` says. Throws TransportError, which names the
+// first wrong link.
 struct ProbedDevice {
   int device = 0;
   int rank = 0;  // one that is on it

@@ -1,15 +1,15 @@
-// The one header of intrinsics. Everything that device code does beyond C++ is here: each asm
+// The one header of intrinsics. It has everything that device code does beyond C++: each asm
 // statement, each access to memory that a peer, another thread or the host also uses, votes,
-// shuffles, barriers, time. The kernels above it compile against any header that offers the same
-// names, put earlier on the include path; that is how they run where there is no GPU.
+// shuffles, barriers, time. The kernels also compile against another header with the same names
+// that comes earlier on the include path; that is how they run without a GPU.
 //
 // Accesses by kind of memory:
 //   weak       ordinary data: user tensors, and FIFO data that a counter publishes (Simple)
-//   stream     weak; user tensors, each byte of which is used once: the caches let go of them first
+//   stream     weak, for user tensors: each byte is used once, so the caches evict it first
 //   relaxed    words that are published by themselves: counters, LL words; one 64-bit word is whole
 //   line       a warp's 128-byte lines (LL128); whole by virtue of the hardware, not of the model
-// Memory that the kernel writes, or that a peer does, is never read through the non-coherent path:
-// an in-place collective writes its own input.
+// Memory that the kernel or a peer writes is never read through the non-coherent path: an in-place
+// collective writes its own input.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ RK_DEVICE int block_count() { return int(gridDim.x); }
 RK_DEVICE uint64_t global_address(const void* p) { return uint64_t(__cvta_generic_to_global(p)); }
 RK_DEVICE uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
-// Keeps a number in a register, which nvcc would otherwise compute anew wherever it is used.
+// Keeps a number in a register; nvcc would otherwise compute it anew at each use.
 RK_DEVICE int in_register(int v) {
   asm volatile("" : "+r"(v));
   return v;
@@ -139,7 +139,7 @@ RK_DEVICE void st_relaxed(uint64_t* p, uint64_t v) {
 }
 RK_DEVICE void fence_acq_rel() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
-// True for the first caller.
+// Returns true to the first caller.
 RK_DEVICE bool claim(uint32_t* p) {
   uint32_t old;
   asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], 0, 1;"
@@ -147,8 +147,8 @@ RK_DEVICE bool claim(uint32_t* p) {
   return old == 0;
 }
 
-// Counts from 0 to `last`, and then from 0 again; returns the count before. All that those
-// did who have counted precedes what the caller does next.
+// Counts from 0 to `last`, and then from 0 again; returns the count before. The caller's next
+// accesses follow those of all who have counted.
 RK_DEVICE uint32_t count_round(uint32_t* p, uint32_t last) {
   uint32_t old;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
@@ -209,7 +209,8 @@ RK_DEVICE uint32_t from_lane(uint32_t v, int lane) { return __shfl_sync(~0u, v, 
 
 // ---- Blocks
 
-// The barrier `id` of `threads` threads, whole warps; true for all of them if `p` is for any.
+// Waits at the barrier `id` of `threads` threads, in whole warps; returns true if `p` is true on
+// any.
 RK_DEVICE bool barrier_or(int id, int threads, bool p) {
   uint32_t any;
   asm volatile(

@@ -140,7 +140,7 @@ bool PeerRegions::map_next(int peer, int index) {
   return true;
 }
 
-// It is mapped before the peer is told: a kernel that already runs may need it.
+// Writes before the peer is told that the region is mapped: a kernel that already runs may need it.
 void PeerRegions::write_table(int peer, int index, const PeerRegion& region) {
   check(cudaMemcpyAsync(table_ + peer * RegionPlace::kMostRegions + index, &region, sizeof region,
                         cudaMemcpyHostToDevice, stream_),

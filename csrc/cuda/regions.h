@@ -17,9 +17,9 @@
 
 namespace ringkern::cuda {
 
-// All regions of this process, each its own allocation, numbered in the order of their making. None
-// is returned to CUDA, because other processes may have it mapped. A free one is used again for a
-// request of as many bytes.
+// All regions of this process, each its own allocation, numbered in the order of their creation.
+// None is returned to CUDA, because other processes may have it mapped. A free one is reused for a
+// request of the same size.
 class Regions {
  public:
   struct Region {
@@ -47,9 +47,9 @@ class Regions {
   std::vector<int> free_;
 };
 
-// The regions of the other ranks of a group, as one rank has mapped them. Each rank has a board, a
-// memory file that all map, on which it shows its regions, and how many of each other rank's it has
-// mapped. A rank publishes a place only if all have mapped its region.
+// The regions of the other ranks of a group, as this rank has mapped them. Each rank has a board: a
+// memory file that all ranks map. It shows the rank's regions, and how many regions of each other
+// rank it has mapped. A rank publishes a place only if all have mapped its region.
 class PeerRegions {
  public:
   PeerRegions(int device, int rank, int ranks);
@@ -64,7 +64,7 @@ class PeerRegions {
   // others. Not while the thread captures a graph. A region that cannot be mapped is left out, with
   // all later ones.
   void exchange();
-  // 0 unless all others have mapped the tensor's memory.
+  // Returns the place of a tensor; 0 unless all others have mapped its memory.
   uint64_t place_of(const void* at, int64_t bytes) const;
   // The same for a launch; also 0 if its output is not its input, or if the input has a factor,
   // which the others do not know.

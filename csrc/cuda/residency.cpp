@@ -9,7 +9,7 @@
 namespace ringkern::cuda {
 namespace {
 
-// With the threads of its largest block that waits for others.
+// Calls `with_threads` with each kernel and the threads of its largest block that waits for others.
 template <class F>
 void for_each_kernel(F&& with_threads) {
   const auto f = [&](const void* kernel) { with_threads(kernel, kMaxThreads); };
@@ -51,16 +51,16 @@ int resident_blocks(int device) {
 
 std::vector<cudaLaunchAttribute> attributes_of_waiting(int device, bool together) {
   std::vector<cudaLaunchAttribute> found;
-  // Or a fence would wait for the stores of all kernels beside this one, as of a GEMM. Data that
-  // crosses from domain to domain within a device must be ordered by fences of system scope, or by
-  // the stream; within a launch all is in one domain.
+  // Without domains, a fence would wait for the stores of all kernels beside this one, such as a
+  // GEMM. Fences of system scope or the stream must order data that crosses from domain to domain
+  // within a device; a launch is in one domain.
   if (attribute(cudaDevAttrComputeCapabilityMajor, device) >= 9) {
     auto& domain = found.emplace_back();
     domain.id = cudaLaunchAttributeMemSyncDomain;
     domain.val.memSyncDomain = cudaLaunchMemSyncDomainRemote;
   }
-  // Or two rings, on streams of different priority, could have room for a part of their blocks
-  // each.
+  // Without this, two rings on streams of different priority could each have room for only a part
+  // of their blocks.
   if (together && attribute(cudaDevAttrCooperativeLaunch, device) != 0) {
     auto& cooperative = found.emplace_back();
     cooperative.id = cudaLaunchAttributeCooperative;

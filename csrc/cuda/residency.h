@@ -19,9 +19,9 @@ int channels_of(int64_t blocks, int ranks);
 
 // Returns a description of the device, for the other ranks.
 DeviceRoom room_of(int device);
-// Channels of a ring whose ranks are processes with these devices, by rank: what the fullest device
-// holds beside the other ranks', at most the default. Throws UsageError where that is not one.
-// Processes that take turns on a GPU (without MPS) would not have to divide it.
+// Returns the channels of a ring whose ranks are processes with these devices, by rank: as many as
+// the fullest device holds for each of its ranks, at most the default. Throws UsageError if that is
+// not one. Processes that take turns on a GPU (without MPS) would not have to divide it.
 int channels_of(const std::vector<DeviceRoom>& rooms, const RankNames& names);
 
 // Returns the attributes of a launch whose blocks wait for each other and, unless `together`, for

@@ -7,8 +7,9 @@
 namespace ringkern::cuda {
 namespace {
 
-// Bytes of a chunk: that a channel should have before another one helps, and that a warp moves at
-// once. On an H100 no larger share of a channel was faster, for 2 to 8 ranks and 8 KiB to 1 MiB.
+// The bytes of a chunk that a channel should have before another channel helps, and the bytes that
+// a warp moves at once. On an H100 no larger share of a channel was faster, for 2 to 8 ranks and 8
+// KiB to 1 MiB.
 struct Share {
   int64_t channel, warp;
 };
@@ -21,10 +22,11 @@ constexpr Share share_of(Protocol p) {
   return {1, 1};
 }
 
-// The same of a direct all-reduce, whose chunk is small: more channels come before more rounds.
+// The same for a direct all-reduce, whose chunk is small: more channels come before more rounds.
 constexpr Share kDirectShare = {1 << 10, 8 * 32};
 
-// The same over the tensors themselves; a channel costs two meetings. Not measured.
+// The same for an all-reduce over the tensors themselves; a channel costs two meetings. Not
+// measured.
 constexpr Share kAcrossShare = {4 << 10, 2 * 16 * 32};
 
 int to_int(int64_t v, int64_t least, int64_t most) { return int(std::clamp(v, least, most)); }

@@ -1,14 +1,15 @@
 // Simple on a GPU: whole slices, published by a counter; the highest bandwidth.
 //
-// MAPPING    a chunk is cut in slices, a slice fills one slot. The workers of the block move it, 16
-//            bytes a thread at a time, consecutive threads side by side; the poster, a thread of a
-//            warp of its own, publishes it.
-// ORDERING   data first; then a barrier, a fence at system scope and the counters, by the poster:
-//            `tail` to next, `head` to prev. The barrier makes the other threads' accesses precede
-//            the fence. On the other side, a warp acquires `tail` and `head` and a barrier of the
-//            workers passes that on before any of them touches the slots. The data itself is weak.
+// MAPPING    A chunk is cut into slices, and a slice fills one slot. The workers of the block move
+//            it, 16 bytes a thread at a time, consecutive threads side by side. The poster, in
+//            a warp of its own, publishes it.
+// ORDERING   First the data; then a barrier, a fence at system scope and the counters, by the
+//            poster: `tail` to next, `head` to prev. The barrier makes the other threads' accesses
+//            precede the fence. On the other side, a warp acquires `tail` and `head`, and a barrier
+//            of the workers passes that on before any of them touches the slots. The data itself is
+//            weak.
 // POLLING    `tail` and `head`, both in the rank's own segment, by two lanes of the first warp.
-// REUSE      slot = step mod slots; a slot is written again only when its credit has come back.
+// REUSE      slot = step mod slots. A slot is written again only when its credit has come back.
 #pragma once
 
 #include "cuda/copy.cuh"
@@ -29,7 +30,7 @@ class SimpleLink {
     std::byte* out = copies(verb) ? Post::get(post().out) + chunk.out * A::kBytes : nullptr;
     if (verb == Verb::copy_send && out == in && !arithmetic_.multiplies(verb)) out = nullptr;
     int left = int(chunk.count) * A::kBytes;
-    // An empty chunk is a slice, too: its step has to be taken.
+    // An empty chunk is also a slice: its step has to be taken.
     for (;;) {
       Verdict verdict = Verdict::ok;
       if (is_worker()) verdict = move_slice(verb, in, out, left < each ? left : each);

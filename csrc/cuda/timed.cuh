@@ -1,19 +1,19 @@
-// A ring's links with a clock: the same, but for their wait and what is around a verb.
+// The links of a ring with a clock. They differ only in their wait and in the code around a verb.
 //
-// Thread 0 of a block keeps the clock. It is in the warp that waits for slots, and on a line of its
-// own. A wait of other warps for lines shows as time of a verb at whose end all meet: of each in
-// Simple, and in LL and LL128 of those behind which slots go back.
+// Thread 0 of a block keeps the clock. Its warp waits for slots, and for lines of its own. If
+// another warp waits for lines, the time appears in a verb at whose end all warps meet: in Simple
+// every verb, in LL and LL128 those that give slots back.
 #pragma once
 
 #include "cuda/kernels.cuh"
 
 namespace ringkern::cuda {
 
-// In shared memory, as the rest of it; thread 0's own.
+// Kept in shared memory, like the rest of it; only thread 0 uses these fields.
 struct TimedPost : Post {
-  mutable TimedVerb* row;  // the next
-  mutable int64_t left;    // rows that there is room for
-  mutable int64_t number;  // of the verb that runs, from 1
+  mutable TimedVerb* row;  // the next row
+  mutable int64_t left;    // rows that are left
+  mutable int64_t number;  // of the current verb, from 1
   mutable uint64_t start;
   mutable uint64_t wait_prev, wait_next;
 };
@@ -23,8 +23,8 @@ RK_DEVICE void add_wait(const TimedPost& post, WaitFor what, uint64_t nanosecond
   st_shared(sum, ld_shared(sum) + nanoseconds);
 }
 
-// The wait of wait.cuh, timed from after its first look: what is there already was not waited for.
-// LL and LL128 look once before they wait for lines at all.
+// Waits as in wait.cuh, and measures the time after the first look, since data that is there
+// already was not waited for. LL and LL128 look once before they call it for lines.
 template <class Poll, class Seen>
 RK_DEVICE Verdict wait(const TimedPost& post, Protocol protocol, WaitFor what, uint64_t wanted,
                        Poll poll, Seen seen, const int32_t& peer = -1) {
@@ -33,7 +33,7 @@ RK_DEVICE Verdict wait(const TimedPost& post, Protocol protocol, WaitFor what, u
   const bool clock = thread_index() == 0;
   const auto timed = [&] {
     const bool ready = poll();
-    // Behind the look, for a warp looks at a line together.
+    // Reads the clock after the look, because the lanes of a warp look at lines together.
     if (clock && ++looks == 1) since = nanoseconds();
     if (clock && ready && came_at == 0) came_at = looks, came = nanoseconds();
     return ready;
@@ -45,7 +45,8 @@ RK_DEVICE Verdict wait(const TimedPost& post, Protocol protocol, WaitFor what, u
     if (came_at == 1) came = since;
     if (came_at == looks) came = end;
     add_wait(post, what, came - since);
-    // Then for what other lanes poll: in Simple, where lane 0 has the data, another has the credit.
+    // The rest is the wait of other lanes: in Simple, lane 0 waits for data and another one for
+    // credit.
     add_wait(post, protocol == Protocol::simple ? WaitFor::credit : what, end - came);
   }
   syncwarp();  // it looks at its lines once more, together

@@ -1,9 +1,9 @@
 // The one wait of device code. Nothing else spins.
 //
-// A wait polls what it waits for and, now and then, looks whether it should give up: the host said
-// so, a neighbour or another block of this rank gave up, or nothing came for too long. It returns a
-// verdict and never leaves on its own: the verdict travels through the next barrier, so that every
-// thread of the block stops at the same place and none is left behind at a barrier alone.
+// A wait polls, and at intervals looks whether it must give up: the host asked for it, a neighbour
+// or another block of this rank gave up, or nothing came within the timeout. It returns a verdict
+// and never leaves the kernel on its own. The verdict travels through the next barrier, so that all
+// threads of the block stop at the same place, and none waits alone at a barrier.
 #pragma once
 
 #include "cuda/launch.h"
@@ -11,21 +11,23 @@
 
 namespace ringkern::cuda {
 
-// After the first look, polls are spaced, so that a long wait leaves the L2 to those who work.
+// Pause between the polls after the first look, so that a long wait leaves the L2 to working
+// blocks.
 inline constexpr uint32_t kRestNanoseconds = 40;
 
 RK_DEVICE int lane_index() { return thread_index() % kWarp; }
 RK_DEVICE int warp_index() { return thread_index() / kWarp; }
 
-// Where a block reads, writes, polls and posts, and who is told when a wait fails. Needed once a
-// step or less, so it is kept in shared memory: in registers it would crowd out the data. The first
-// four are those of Simple; LL and LL128 keep them in registers (cuda/lines.cuh).
+// The addresses that a block reads, writes, polls and posts to, and those that report a failed
+// wait. They are needed once a step or less, so they are in shared memory and leave the registers
+// to the data. On the ring, only Simple uses the first four; LL and LL128 keep theirs in registers
+// (cuda/lines.cuh).
 struct Post {
   const std::byte* in;
   std::byte* out;
-  const std::byte* from;  // my FIFO
+  const std::byte* from;  // this rank's FIFO
   std::byte* to;          // next's
-  LinkCounters* mine;     // but for the one that next writes:
+  LinkCounters* mine;     // all but `head`, which may be in another segment:
   uint64_t* head;
   LinkCounters* next;
   LinkCounters* prev;
@@ -36,14 +38,15 @@ struct Post {
   uint64_t seq;
   int64_t channel;
 
-  // Fields are read anew each time, and by no other way than this.
+  // Loads a field anew. All reads of fields go through this function.
   template <class T>
   RK_DEVICE static T get(const T& field) {
     return ld_shared(&field);
   }
 };
 
-// Called by one lane. `since`: when the wait was first looked at; 0 before.
+// Returns `ok` while a wait may go on. Called by one lane. `since`: the time of the first look; 0
+// before it.
 RK_DEVICE Verdict look(const Post& post, uint64_t& since) {
   if (ld_relaxed(&Post::get(post.mailbox)->aborted) != 0 ||
       ld_relaxed(Post::get(post.failed)) != 0 ||
@@ -57,8 +60,8 @@ RK_DEVICE Verdict look(const Post& post, uint64_t& since) {
   return now - since < timeout ? Verdict::ok : Verdict::timed_out;
 }
 
-// Tells the host of the rank's first failed wait; lanes and blocks that end beside it or because of
-// it do not overwrite it.
+// Reports the rank's first failed wait to the host. Other lanes and blocks, which fail at the same
+// time or as a consequence, do not overwrite the report.
 RK_DEVICE void record(const Post& post, Verdict verdict, WaitFor what, Protocol protocol,
                       uint64_t wanted, uint64_t seen, int32_t peer) {
   if (!claim(Post::get(post.failed))) return;
@@ -74,10 +77,10 @@ RK_DEVICE void record(const Post& post, Verdict verdict, WaitFor what, Protocol 
   st_release(reinterpret_cast<uint32_t*>(&report->verdict), uint32_t(verdict));
 }
 
-// Called by a whole warp. `poll`, on each lane: whether what this lane waits for has come; a lane
-// that waits for nothing says yes. `seen`: the step that this lane last saw, for the report.
-// `what`, `wanted` and `peer` are the lane's, too; `peer`: whom it waits for, where that is not a
-// neighbour on the ring. The lanes' loads precede the next accesses of all threads.
+// Waits until `poll` is true on all lanes of a warp, which all call it. `poll` is true on a lane
+// that waits for nothing. `seen`: the step that the lane last saw, for the report. `what`, `wanted`
+// and `peer` may differ between lanes, too; `peer`: the awaited rank, if it is not a neighbour on
+// the ring. The lanes' loads precede the next accesses of all threads.
 template <class AnyPost, class Poll, class Seen>
 RK_DEVICE Verdict wait(const AnyPost& post, Protocol protocol, WaitFor what, uint64_t wanted,
                        Poll poll, Seen seen, const int32_t& peer = -1) {
@@ -99,8 +102,8 @@ RK_DEVICE Verdict wait(const AnyPost& post, Protocol protocol, WaitFor what, uin
   }
 }
 
-// A barrier that carries verdicts: if one thread has given up, all leave it knowing so. Why is in
-// the report.
+// Joins verdicts at a barrier: if one thread has given up, all return `aborted`. The report has the
+// cause.
 RK_DEVICE Verdict agree(int barrier_id, int threads, Verdict mine) {
   return barrier_or(barrier_id, threads, mine != Verdict::ok) ? Verdict::aborted : Verdict::ok;
 }

@@ -36,7 +36,8 @@ class AskedStore {
     });
   }
 
-  // Returns how long the store has not answered; 0 if the last request was answered. Any thread.
+  // Returns the time for which the store has not answered; 0 if it answered the last request. Any
+  // thread.
   Clock::duration in_vain_for() const {
     const Clock::rep since = since_.load(std::memory_order_relaxed);
     return since == 0 ? Clock::duration(0)

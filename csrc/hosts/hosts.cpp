@@ -6,7 +6,7 @@
 namespace ringkern {
 namespace {
 
-// In full, and of a longer list.
+// The ranks that a text lists in full, and of a longer list.
 constexpr size_t kMostListed = 4, kListedOfMore = 3;
 constexpr size_t kMostName = 64;
 

@@ -13,24 +13,24 @@
 namespace ringkern {
 namespace {
 
-// From one look to the next: while a wait goes on, while somebody waits for an answer, and after
+// The pauses between two looks: while a wait goes on, while somebody waits for an answer, and after
 // the store has thrown.
 constexpr Milliseconds kFirstPause{100}, kLongestPause{1000}, kQuick{50}, kAfterThrow{200};
-// A word is announced before it is there, and its rank may die in between: so long the first is
-// waited for, and any.
+// A word is announced before it is there, and its rank may die in between. These are the times to
+// wait for the first word, and for any word.
 constexpr Milliseconds kFirstComes{500}, kAnyComes{2000};
-constexpr Milliseconds kEnough{10};     // how often a caller is asked whether it is
-constexpr Milliseconds kAnswers{1000};  // a store that takes no longer does answer
-constexpr Milliseconds kLeaves{900};    // and a thread that takes longer to end is left behind
+constexpr Milliseconds kEnough{10};     // how often `enough` of a caller is asked
+constexpr Milliseconds kAnswers{1000};  // a store that takes longer does not answer
+constexpr Milliseconds kLeaves{900};    // a thread that takes longer to end is left behind
 constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);  // from now, it is a time_point
 constexpr Milliseconds kLong{100};                               // a call that is watched
-constexpr Milliseconds kIdle{1000};  // without a call, after which the thread takes no more looks
-constexpr int64_t kMostRecords = 8;  // that are looked for
+constexpr Milliseconds kIdle{1000};  // without calls for this long, the thread stops looking
+constexpr int64_t kMostRecords = 8;  // records to look for
 
-// One counter for both, so that one question tells whether there is anything new.
+// One counter for both, so that one request tells whether there is anything new.
 constexpr int64_t kOneRecord = 1, kOneQuery = int64_t(1) << 32;
 
-// An answer to a query call; these are counted from 1.
+// An answer to a query call. Queries are counted from 1.
 struct Answer {
   int64_t query = 0;
   CallsAt where;
@@ -38,16 +38,16 @@ struct Answer {
 
 }  // namespace
 
-// ---- what others ask for ------------------------------------------------------------------------
+// ---- requests of other threads -----------------------------------------------------------------
 
 bool StoreChannel::Worker::start() {
   if (thread_.joinable()) return true;
-  if (leaving_) return false;  // and nobody would wait for its end
+  if (leaving_) return false;  // nobody would wait for its end
   try {
     thread_ = std::thread([self = shared_from_this()] { self->work(); });
     return true;
   } catch (const std::system_error&) {
-    return false;  // no thread can be had: as if the store did not answer
+    return false;  // no thread is available: the same as a store that does not answer
   }
 }
 
@@ -130,7 +130,7 @@ void StoreChannel::Worker::await(std::unique_lock<std::mutex>& lock, Millisecond
     is = changed_.wait_until(lock, std::min(end, Clock::now() + (enough ? kEnough : kLongest)),
                              over);
     if (is || !enough) continue;
-    lock.unlock();  // it may ask a store, or tell something here, or throw
+    lock.unlock();  // it may ask a store, call this channel, or throw
     std::exception_ptr thrown;
     try {
       is = enough();
@@ -163,7 +163,7 @@ StoreChannel::Worker::Places StoreChannel::Worker::query_status(
     Milliseconds patience, const std::function<bool()>& enough) {
   patience = std::min(patience, kLongest);
   std::unique_lock lock(mutex_);
-  if (!query_) {  // or another thread calls it just now
+  if (!query_) {  // else another thread already calls it
     const auto end = Clock::now() + patience;
     query_ = std::make_shared<Query>(Query{end - patience / 4, end, enough != nullptr});
     query_->places.resize(size_t(hosts_.ranks()));
@@ -183,7 +183,7 @@ bool StoreChannel::Worker::store_answers() const { return store_.in_vain_for() <
 void StoreChannel::Worker::work() {
   ::pthread_setname_np(::pthread_self(), "ringkern-store");
   std::unique_lock lock(mutex_);
-  while (!leaving_ || mine_) {  // what is to be told goes out first, if it can at once
+  while (!leaving_ || mine_) {  // a fault to be told goes out first, if that is possible at once
     if (!needed()) {
       idle(lock);
       continue;
@@ -199,7 +199,7 @@ void StoreChannel::Worker::work() {
       send();
       if (!last) listen(), answer(), collect();
     } catch (const std::exception&) {
-      threw = true;  // it is asked again
+      threw = true;  // the next look asks again
     }
     lock.lock();
     if (last) break;
@@ -213,7 +213,7 @@ bool StoreChannel::Worker::listens() const {
   return watching_ || (listeners_ > 0 && Clock::now() - began_ >= kLong);
 }
 
-// While calls are made one may become long, of which nobody tells the thread.
+// Looks at intervals while calls are made: nobody wakes the thread when one becomes long.
 void StoreChannel::Worker::idle(std::unique_lock<std::mutex>& lock) {
   if (listeners_ > 0 || Clock::now() - began_ < kIdle) {
     wanted_.wait_for(lock, kLong);
@@ -239,7 +239,8 @@ void StoreChannel::Worker::take(Fault first) {
   if (hears_) hears_(*heard_);
 }
 
-// Announced first: the numbers say who was first, whoever writes quicker.
+// Takes a number before it writes the record: the numbers decide who was first, and not the speed
+// of writing.
 void StoreChannel::Worker::send() {
   std::optional<Fault> mine;
   {
@@ -253,7 +254,7 @@ void StoreChannel::Worker::send() {
   written_ = true;
   std::lock_guard lock(mutex_);
   mine_.reset();
-  if (number_ == 1) take(fault_in(record));  // a slow store is not asked for it
+  if (number_ == 1) take(fault_in(record));  // does not ask a slow store for it
 }
 
 void StoreChannel::Worker::listen() {
@@ -263,7 +264,7 @@ void StoreChannel::Worker::listen() {
   if (const int64_t told = counter % kOneQuery; told > 0 && !has_heard_) find_record(told);
 }
 
-// The first counts; where it does not come, the first that does.
+// Takes the first record; if that does not come, the first one that does.
 void StoreChannel::Worker::find_record(int64_t told) {
   if (!announced_) announced_ = Clock::now();
   const auto waited = Clock::now() - *announced_;
@@ -277,7 +278,7 @@ void StoreChannel::Worker::find_record(int64_t told) {
   take(*std::move(first));
 }
 
-// Its ranks are of this group, whoever has written it.
+// Limits the ranks to this group, because anybody may have written the record.
 Fault StoreChannel::Worker::fault_in(const std::string& record) const {
   Fault f = read_fault(record);
   for (int32_t* const rank : {&f.rank, &f.reporter})
@@ -316,7 +317,7 @@ void StoreChannel::Worker::collect() {
   for (int rank = 0; rank < hosts_.ranks() && query->of_all; ++rank)
     all = all && (rank == hosts_.rank() || query->places[size_t(rank)]);
   if (!all && !last) {
-    query->answers = answers;  // not before: a sweep that the store has ended is made again
+    query->answers = answers;  // only now: a sweep that the store has ended is repeated
     return;
   }
   std::lock_guard lock(mutex_);
@@ -329,8 +330,8 @@ bool StoreChannel::Worker::some_have(const Query& query, int host) const {
                              [&](int rank) { return query.places[size_t(rank)].has_value(); });
 }
 
-// Looks for answers on hosts where no rank has answered, or on the others, which can wait: with
-// many ranks, it takes long.
+// Looks for answers on hosts where no rank has answered, or on the other hosts. The latter can
+// wait, because it takes long with many ranks.
 void StoreChannel::Worker::sweep(Query& query, bool where_some_have) {
   for (int host = 0; host < hosts_.count(); ++host) {
     if (some_have(query, host) != where_some_have) continue;
@@ -339,7 +340,7 @@ void StoreChannel::Worker::sweep(Query& query, bool where_some_have) {
       if (Clock::now() >= query.end || has_heard_) return;
       const auto record = store_.find(key("at", rank));
       const auto answer = record ? from_bytes<Answer>(*record) : std::nullopt;
-      if (!answer || answer->query < query.number) continue;  // a later one's will do
+      if (!answer || answer->query < query.number) continue;  // the answer to a later query will do
       std::lock_guard lock(mutex_);
       query.places[size_t(rank)] = answer->where;
     }
@@ -357,7 +358,7 @@ StoreChannel::StoreChannel(std::function<std::shared_ptr<Store>()> connect, std:
 StoreChannel::~StoreChannel() {
   if (int(::getpid()) == born_in_) worker_->leave();
   else
-    (void)new std::shared_ptr<Worker>(std::move(worker_));  // its thread and lock are the parent's
+    (void)new std::shared_ptr<Worker>(std::move(worker_));  // thread and lock are the parent's
 }
 
 void StoreChannel::watch(const CallAt& call) { worker_->watch(call); }

@@ -1,9 +1,9 @@
-// How ranks on several hosts tell each other that something is wrong: by words in the store where
-// they have met. It is not on the way of any data, and slow: a rank looks there only while a wait
-// of its own takes long.
+// Tells ranks on several hosts that something is wrong, by words in the store where they have met.
+// It is not in the path of any data, and it is slow: a rank looks there only while one of its waits
+// takes long.
 //
-// The store may not answer: the network is cut, or the process that keeps it has died. So one
-// thread asks it, and everybody else waits for that thread no longer than they want to.
+// The store may not answer, because the network is cut or the process that keeps it has died. So
+// one thread asks it, and all others wait for that thread no longer than they want to.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@
 
 namespace ringkern {
 
-// A call of a group, by its number and what it is; 0 and nothing while the group is made.
+// A call of a group, by its number and its words; 0 and nothing while the group is made.
 struct CallAt {
   uint64_t seq = 0;
   CallWords words{};
@@ -27,7 +27,7 @@ struct CallAt {
   bool operator==(const CallAt&) const = default;
 };
 
-// The call in which a rank waits, and the last ones that it has begun: ranks that make different
+// The call in which a rank waits, and the last calls that it has begun: ranks that make different
 // calls may have gone on to later ones.
 struct CallsAt : CallAt {
   std::array<CallAt, kCallLines> last{};  // by number
@@ -36,7 +36,7 @@ struct CallsAt : CallAt {
     static_cast<CallAt&>(*this) = call;
     last[call.seq % kCallLines] = call;
   }
-  // Returns the call of that number, if it is among the last; else null.
+  // Returns the call with that number, if it is among the last ones; else null.
   const CallAt* find(uint64_t number) const {
     const CallAt& found = last[number % kCallLines];
     return number != 0 && found.seq == number ? &found : nullptr;
@@ -47,33 +47,35 @@ class StoreChannel {
   class Worker;
 
  public:
-  // `connect`: gives this channel a store of its own, of which all ranks' have the same contents;
-  // called on its thread at the first need, and again after the store has thrown. It may throw or
-  // block. It outlives the channel, as what it gives does, where either blocks. `prefix` is this
-  // group's alone: its words stay in the store. `hears`, if any, is called with the first failure
-  // that comes, on the thread, and not when this is over; nothing of the channel may be asked
-  // there. There is no thread before the first need.
+  // `connect`: returns a store for this channel alone, with the same contents as those of all
+  // ranks. It is called on the channel's thread when the store is first needed, and again after the
+  // store has thrown. It may throw or block. It outlives the channel, and so does its store, if
+  // either blocks. `prefix` is used by this group alone, because its words stay in the store.
+  // `hears`, if any, is called on the thread with the first failure that comes, but not after the
+  // channel has ended; it must not use the channel. The thread starts at the first need.
   StoreChannel(std::function<std::shared_ptr<Store>()> connect, std::string prefix,
                const Hosts& hosts, std::function<void(const Fault&)> hears = nullptr);
-  // Takes no more than a second: of a store that does not answer, the thread is left behind.
+  // Takes at most a second: if the store does not answer, the thread is left behind.
   ~StoreChannel();
   StoreChannel(const StoreChannel&) = delete;
   StoreChannel& operator=(const StoreChannel&) = delete;
 
-  // All that follows is for any thread. Nothing throws because of the store. A child forked from
-  // here may destroy its copy, and no more.
+  // All functions below may be called from any thread. They do not throw because of the store. A
+  // forked child may destroy its copy, and must not do anything else with it.
 
-  // A wait of this rank has become long, in this call; and it is over. In between the store is
-  // looked at, every 100 ms at first and every second in the end, and query calls are answered.
+  // `watch` says that a wait of this rank in this call has become long, and `rest` that it is over.
+  // In between, the thread looks at the store, every 100 ms at first and every second in the end,
+  // and answers query calls.
   void watch(const CallAt& call);
   void rest();
-  // A wait of this rank, from its beginning to its end: what was told is heard where that takes
-  // longer than 100 ms. Two short locks. It may outlive the channel, and hears nothing more then.
+  // A wait of this rank, from its beginning to its end. If it takes longer than 100 ms, the rank
+  // hears what was told. Takes two short locks. It may outlive the channel, and then hears nothing
+  // more.
   class Listening {
    public:
-    // A call, one at a time: where it is long, query calls are answered as while a wait is watched.
+    // For a call, one at a time. While it is long, query calls are answered as in a watched wait.
     Listening(const StoreChannel& to, const CallAt& call);
-    // Something else, beside calls.
+    // For another wait, beside calls.
     explicit Listening(const StoreChannel& to);
     ~Listening();
     Listening(const Listening&) = delete;
@@ -89,27 +91,29 @@ class StoreChannel {
     const bool in_call_;
   };
 
-  // The first failure that any rank has told, if it has come here. Does not ask the store.
+  // Returns the first failure that any rank has told, if it has come here. Does not ask the store.
   std::optional<Fault> heard() const;
-  // Tells all ranks, unless one was first: what counts, on all ranks, is what is returned. If the
-  // store does not answer within `patience`, that is `mine`, which is told when it does.
+  // Tells a failure to all ranks. Returns the failure that counts on all ranks, which is an earlier
+  // one if another rank was first. If the store does not answer within `patience`, returns `mine`,
+  // which is told when the store answers.
   Fault tell(Fault mine, Milliseconds patience);
-  // Waits until something was told, as by a rank that knows better what is wrong.
+  // Waits until a failure was told, for example by a rank that knows better what is wrong.
   std::optional<Fault> hear(Milliseconds patience);
 
-  // Returns, by rank, the call in which it waits, if it does and answers, and its last ones. Lasts
-  // for `patience`, or until ranks of all other hosts have answered, or a failure was told. Ranks
-  // answer when they next look at the store: allow more than a second. `enough`, if any, is asked
-  // now and then: true ends it, too, but one rank of a host does not: it waits for all ranks.
+  // Returns, by rank, the call in which it waits, if it does and answers, and its last calls. Ends
+  // after `patience`, or when ranks of all other hosts have answered or a failure was told. Ranks
+  // answer when they next look at the store, so allow more than a second. `enough`, if any, is
+  // asked at intervals, and also ends it by returning true; but then the query waits for all ranks,
+  // not for one per host.
   std::vector<std::optional<CallsAt>> query_status(Milliseconds patience,
                                                    const std::function<bool()>& enough = nullptr);
-  // False: for more than a second it has been asked in vain.
+  // Returns false if the store has not answered for more than a second.
   bool store_answers() const;
 
  private:
   // Shared with the thread, which may be left behind.
   std::shared_ptr<Worker> worker_;
-  const int born_in_;  // pid: a forked child has not the thread
+  const int born_in_;  // pid: a forked child does not have the thread
 };
 
 }  // namespace ringkern

@@ -1,4 +1,4 @@
-// The thread of a channel, and what it shares with those who ask it for something.
+// The thread of a channel, and the state that it shares with the threads that use the channel.
 #pragma once
 
 #include <atomic>
@@ -17,8 +17,8 @@
 
 namespace ringkern {
 
-// Alone asks the store. Requests of other threads and its results are guarded by its lock, which it
-// never holds while it asks.
+// The only user of the store. The lock guards the requests of other threads and the results; it is
+// never held while the store is asked.
 class StoreChannel::Worker : public std::enable_shared_from_this<Worker> {
  public:
   using Connect = std::function<std::shared_ptr<Store>()>;
@@ -43,17 +43,17 @@ class StoreChannel::Worker : public std::enable_shared_from_this<Worker> {
   bool store_answers() const;
 
  private:
-  // Written on the thread, `places` with the lock.
+  // Written on the thread; `places` with the lock held.
   struct Query {
     Clock::time_point last_sweep, end;
-    bool of_all = false;  // over when all ranks have answered; the rest is the thread's until then
+    bool of_all = false;  // waits for all ranks; until the end, the rest is the thread's
     int64_t number = 0;   // 0: it has not been called yet
-    int64_t answers = 0;  // to any query, that had come at the last sweep
+    int64_t answers = 0;  // answers to any query that had come at the last sweep
     bool over = false;
     Places places{};
   };
 
-  // With the lock.
+  // With the lock held.
   bool start();
   void listen_from_now_on();
   void hurry();
@@ -85,7 +85,7 @@ class StoreChannel::Worker : public std::enable_shared_from_this<Worker> {
   AskedStore store_;
 
   std::atomic<bool> has_heard_{false};
-  std::optional<Fault> heard_;  // written once, before that
+  std::optional<Fault> heard_;  // written once, before has_heard_
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable wanted_, changed_;
@@ -93,22 +93,22 @@ class StoreChannel::Worker : public std::enable_shared_from_this<Worker> {
   bool leaving_ = false, left_ = false;
   Hears hears_;
   bool watching_ = false, in_call_ = false;
-  bool idle_ = false;  // the thread, until somebody wakes it
+  bool idle_ = false;  // the thread sleeps until it is woken
   CallsAt where_;
-  int listeners_ = 0;          // the call among them
-  Clock::time_point began_;    // when one of these came and no other was there
-  int waiting_ = 0;            // callers, for something that the store says
+  int listeners_ = 0;          // including the call
+  Clock::time_point began_;    // when the first of the current listeners came
+  int waiting_ = 0;            // callers that wait for something in the store
   std::optional<Fault> mine_;  // to be told
   std::shared_ptr<Query> query_;
   Milliseconds pause_{0};
   Clock::time_point next_look_;
 
-  // The thread's own.
+  // Used by the thread alone.
   int64_t number_ = 0;    // the number of this rank's word; 0: it has none yet
-  bool written_ = false;  // and that it is there
-  int64_t queries_ = 0;   // that have been called, as far as it has heard,
-  int64_t answered_ = 0;  // and of which it has answered this one last
-  std::optional<Clock::time_point> announced_;  // that there is a word, which has not come yet
+  bool written_ = false;  // the word is in the store
+  int64_t queries_ = 0;   // number of queries that it has seen
+  int64_t answered_ = 0;  // the last of them that it has answered
+  std::optional<Clock::time_point> announced_;  // since when a word is announced that has not come
 };
 
 }  // namespace ringkern

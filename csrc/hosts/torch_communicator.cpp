@@ -1,9 +1,9 @@
-// Calls of a group that spans hosts, from launch to wait; the engines that they go by; and
-// failures: which reason counts, who is told, and what all ranks raise.
+// Calls of a group that spans hosts, from launch to wait; their engines; and failures: the reason
+// that counts, the ranks that are told, and the error that all ranks raise.
 //
-// Inside a host the ring finds the cause, as ever. Between hosts an engine says that a connection
-// has broken, or nothing: then those who know better are given a moment to say so, and if nobody
-// does, all are asked where they are.
+// Inside a host, the ring finds the cause. Between hosts, an engine reports only a broken
+// connection, or nothing. Then ranks that know more have a moment to say so; if none does, all
+// ranks are asked for their position.
 #include "hosts/torch_communicator.h"
 
 #include <c10/core/DeviceGuard.h>
@@ -20,8 +20,8 @@
 namespace ringkern::torch_ext {
 namespace {
 
-// The communicator whose callback runs on this thread: to wait there for another of its calls would
-// be to wait for oneself.
+// The communicator whose callback runs on this thread: a wait there for another of its calls would
+// never end.
 thread_local const HostsCommunicator* hosts_calling_back = nullptr;
 
 }  // namespace
@@ -33,7 +33,7 @@ HostsCommunicator::HostsCommunicator(const c10::intrusive_ptr<c10d::Store>& stor
       inter_host_costs_(inter_host_costs), make_engine_(kept(std::move(make_engine))),
       inner_(inner_over(store, timeout_s)), store_(store), prefix_(prefix_in(store)),
       channel_(connector(store), prefix_, hosts_,
-               // A wait inside this host, as for a rank that is late, asks no other host.
+               // A wait inside this host, for example for a late rank, asks no other host.
                [this](const Fault& why) {
                  inner_->give_up(why);
                  std::lock_guard lock(told_);
@@ -89,14 +89,14 @@ Engine& HostsCommunicator::engine(c10::Device device, bool over_all) {
   const std::string name = kind + (over_all ? "/all" : "/rail/" + std::to_string(hosts_.local()));
   meet(name, ranks);
   found = make_engine_over(ranks, device);
-  // A rank that left before, done with its part, would be lost to those that still connect.
+  // A rank that left earlier, with its own part done, would be lost to ranks that still connect.
   meet(name + "/made", ranks);
   return *found;
 }
 
 std::unique_ptr<Engine> HostsCommunicator::make_engine_over(const std::vector<int>& ranks,
                                                             c10::Device device) {
-  // A rank may still give up, or end, before it has said in the store where it listens.
+  // A rank may still give up or end before it has published its address in the store.
   const auto look = [this, look_for_gone = look_for_gone(ranks)] {
     const WithoutGil no_gil;
     look_out();
@@ -114,8 +114,8 @@ std::unique_ptr<Engine> HostsCommunicator::make_engine_over(const std::vector<in
                                                           ranks, py::cpp_function(watched)));
     };
     Engine::BackendPtr backend = make(), slots;
-    if (device.is_cpu()) slots = make();  // on CUDA to look at what has come is to wait for it
-    const Milliseconds theirs = timeout_ + 4 * kLater;  // this rank's own is told better
+    if (device.is_cpu()) slots = make();  // on CUDA, looking at received data means waiting for it
+    const Milliseconds theirs = timeout_ + 4 * kLater;  // this rank's own error is more precise
     return std::make_unique<Engine>(
         std::move(backend), std::move(slots), theirs, [this](const WorkPtr& work) { await(work); },
         [this, ranks](int place, const ringkern::Call& theirs) {
@@ -124,8 +124,8 @@ std::unique_ptr<Engine> HostsCommunicator::make_engine_over(const std::vector<in
   } catch (const py::error_already_set& e) {
     Signals::keep(e);
     watch.rethrow();
-    // A better reason than the engine's, that nobody was there, may still come. Where engines fail
-    // on other ranks, too, there is none.
+    // A better reason than the engine's "nobody was there" may still come. There is none if engines
+    // also fail on other ranks.
     try {
       const WithoutGil no_gil;
       for (const auto end = Clock::now() + kReasonComes; Clock::now() < end; look())
@@ -141,8 +141,8 @@ std::unique_ptr<Engine> HostsCommunicator::make_engine_over(const std::vector<in
   }
 }
 
-// The ranks of an engine come together before they make it: there they would wait for each other
-// without seeing that another has given up. And they do when it is made.
+// Waits until the ranks of an engine have come, before they make it and after. While they make it,
+// they would wait for each other without noticing that one has given up.
 void HostsCommunicator::meet(const std::string& name, const std::vector<int>& ranks) {
   const WithoutGil no_gil;
   constexpr Milliseconds kFirstPause{1}, kLongestPause{50};
@@ -160,7 +160,7 @@ void HostsCommunicator::meet(const std::string& name, const std::vector<int>& ra
         throw_if_over(now_.since);
         look_for_gone();
       } catch (const Ended&) {
-        if (all_come(0)) break;  // since this rank has asked; what it was told comes after that
+        if (all_come(0)) break;  // they came meanwhile; the failure was told after that
         throw;
       }
       look_around_if_due(start, look_around_at, [&] { return all_come(0); });
@@ -168,7 +168,7 @@ void HostsCommunicator::meet(const std::string& name, const std::vector<int>& ra
       pause = std::min(2 * pause, kLongestPause);
     }
   } catch (...) {
-    // Keeps a rank that comes now from going on without this one.
+    // Keeps a rank that comes only now from going on without this one.
     try {
       store.add(key, -1);
     } catch (const std::exception&) {
@@ -177,7 +177,7 @@ void HostsCommunicator::meet(const std::string& name, const std::vector<int>& ra
   }
 }
 
-// Looks at these alone: others may be through with their first call, and have ended.
+// Looks at these ranks only: others may have finished their first call, and have ended.
 std::function<void()> HostsCommunicator::look_for_gone(const std::vector<int>& ranks) {
   static constexpr Milliseconds kLookForGone{100};
   const Roster roster = now_.call.seq <= 1 ? roster_.of(ranks) : Roster();
@@ -203,7 +203,7 @@ void HostsCommunicator::check_callable() {
   try {
     inner_->check_callable();
   } catch (const AbortedError&) {
-    // The group has failed while this rank was in no call: it raises what the others do.
+    // The group has failed while this rank was in no call: it raises the same error as the others.
     if (const auto why = trouble_inside())
       throw_fault(settle(*why), "", text_of(fault(Event::idle)));
     throw;
@@ -226,7 +226,7 @@ WorkPtr HostsCommunicator::submit_uninterrupted(Call call, const CallOptions& op
   const Request& request = options.request;
   const Milliseconds timeout = options.timeout;
   for (const Prepared& prepared : call.tasks) {
-    Task tried = prepared.task;  // what cannot be is told before anything is sent
+    Task tried = prepared.task;  // raises the errors of arguments before anything is sent
     choose_way(tried, request, call.device.type());
   }
   const Callers::Scope no_gil(callers_);
@@ -244,20 +244,20 @@ WorkPtr HostsCommunicator::submit_uninterrupted(Call call, const CallOptions& op
           } catch (...) {
             *error = std::current_exception();
           }
-          --posted_;  // the last that is done with this communicator
+          --posted_;  // the last use of this communicator
         },
         [this, work, error] {
           hosts_calling_back = this;
           work->end_part(*error);
           hosts_calling_back = nullptr;
         });
-    ++posted_;  // not before: there may be no thread for it
+    ++posted_;  // only now: there may be no thread for it
     return work;
   }
   if (in_callback()) throw_call_in_callback();
   const c10::OptionalStreamGuard stream_guard(options.stream);
   const c10::OptionalDeviceGuard device_guard(on.is_cpu() ? std::nullopt : std::optional(on));
-  worker_->drain();  // asynchronous calls came first
+  worker_->drain();  // runs the asynchronous calls first
   run_tasks(tasks, request, timeout);
   if (!on.is_cpu()) inner_->follow(*work, on);
   work->end_part(nullptr);
@@ -268,11 +268,11 @@ WorkPtr HostsCommunicator::submit_uninterrupted(Call call, const CallOptions& op
 void HostsCommunicator::run_tasks(const std::vector<Prepared>& tasks, const Request& request,
                                   Milliseconds timeout) {
   const auto turn = lock_and_look_out(turn_);
-  check_callable();  // what came before may have failed
+  check_callable();  // earlier calls may have failed
   try {
     for (const Prepared& task : tasks) run_task(task, request, timeout);
   } catch (const UsageError&) {
-    throw;  // of this rank alone
+    throw;  // concerns only this rank
   } catch (...) {
     fail(std::current_exception());
   }
@@ -302,8 +302,9 @@ void HostsCommunicator::run_task(const Prepared& prepared, const Request& reques
   HierarchicalTask(ways, prepared, request).run();
 }
 
-// Leaves out how a call goes inside a host. Small floats may cross as float32, and may be combined
-// in the order of the ranks, which takes another algorithm: the hosts compare both.
+// Returns the words that hosts compare. Leaves out how a call goes inside a host. Small floats may
+// cross as float32, and may be combined in rank order, which takes another algorithm: the hosts
+// compare both.
 CallWords HostsCommunicator::words_between_hosts(const Task& task, const Request& request) {
   Reduction reduction = task.reduction;
   const bool all_reduce = task.collective == Collective::all_reduce;
@@ -323,7 +324,7 @@ InterHostCost HostsCommunicator::inter_host_cost_on(c10::Device device) const {
   return {rail_bytes, stage_bytes, tree};
 }
 
-// Tells if there is still something to wait for.
+// Throws Ended if there is nothing left to wait for.
 void HostsCommunicator::throw_if_over(Clock::time_point start) {
   look_out();
   if (const auto why = told()) throw Ended{*why};
@@ -341,12 +342,13 @@ void HostsCommunicator::await(const WorkPtr& work) {
       throw Ended{broken, true};
     }
   };
-  if (!now_.device.is_cpu()) return wait();  // the stream does
+  if (!now_.device.is_cpu()) return wait();  // the stream waits
   constexpr Milliseconds kSlice{20}, kWarning{5000};
   LongWait done(work);
   if (done.done_within(kSlice)) return wait();
   const auto start = Clock::now();
-  // The first rank of a host looks, unless it is another rail that waits.
+  // The first rank of a host looks around, and a rank of another rail only if its wait lasts
+  // longer.
   auto look_at = start + (hosts_.local() == 0 ? 1 : 2) * kLookAround;
   bool warned = false;
   while (!done.done_within(kSlice)) {
@@ -367,19 +369,20 @@ std::optional<Fault> HostsCommunicator::trouble_inside() {
   return why;
 }
 
-// The same to whoever is in a call, of which it is: its number is that of the ring inside.
+// Returns the same for a rank in a call, with the number of that call instead of the ring's.
 std::optional<Fault> HostsCommunicator::trouble_in_call() {
   std::optional<Fault> why = trouble_inside();
   if (why && !why->given) why->seq = now_.call.seq;
   return why;
 }
 
-// Tells if another rank of this host waited for this one, which itself waits for another host.
+// Returns true if another rank of this host waited for this one, which itself waits for another
+// host.
 bool HostsCommunicator::is_late(const std::optional<Fault>& inside) const {
   return inside && inside->cause == Cause::timed_out && !inside->given && inside->rank == rank();
 }
 
-// Why another rank has given up, if one has; or this one, by abort().
+// Returns the reason why another rank has given up, or this one by abort(); none if neither has.
 std::optional<Fault> HostsCommunicator::told() {
   {
     std::lock_guard lock(state_);
@@ -389,8 +392,8 @@ std::optional<Fault> HostsCommunicator::told() {
   return channel_.heard();
 }
 
-// Ranks that make different calls may wait for each other. A rank may not have come when another
-// looks first, so it looks again, after twice the time.
+// Checks whether ranks make different calls, and so wait for each other. A rank may not have come
+// when another looks for the first time, so it looks again, after twice the time.
 void HostsCommunicator::look_around_if_due(Clock::time_point start, Clock::time_point& due,
                                            const std::function<bool()>& enough) {
   if (Clock::now() < due) return;
@@ -413,10 +416,11 @@ void HostsCommunicator::abort(const std::string& reason) {
   inner_->give_up(mine);
 }
 
-// Calls that are in progress, on this thread or another, come to their end first.
+// Finishes the calls in progress on any thread first.
 void HostsCommunicator::close(double patience_s) {
   if (forked()) {
-    // Threads and locks are the parent's, and so are what engines wait for when they end.
+    // Threads and locks belong to the parent, and so does everything that engines wait for at their
+    // end.
     (void)worker_.release();
     for (auto& [on, made] : engines_) (void)made.release();
     inner_->close(patience_s);
@@ -445,8 +449,8 @@ void HostsCommunicator::close(double patience_s) {
   callers_.come_back();
 }
 
-// The last to hold this communicator was a callback of it, whose thread cannot wait for itself. But
-// other threads run what is left to run.
+// Ends the communicator from its own callback, which held it last: that thread cannot wait for
+// itself, but other threads run the remaining calls.
 void HostsCommunicator::end_in_callback() {
   while (posted_ > 0) std::this_thread::sleep_for(Milliseconds(1));
   inner_->close(-1);
@@ -454,7 +458,7 @@ void HostsCommunicator::end_in_callback() {
   std::thread([worker = std::move(worker_)] {}).detach();
 }
 
-// One that waits for who will not come keeps whoever ends it: so nobody waits for that.
+// An engine that waits for a missing rank blocks its destruction, so nobody waits for that.
 void HostsCommunicator::leave_engines() {
   if (failed()) std::thread([left = std::move(engines_)]() mutable { left.clear(); }).detach();
   engines_.clear();
@@ -470,7 +474,7 @@ Fault HostsCommunicator::fault(Event event, int about) const {
   return hosts_.at_home(f);
 }
 
-// Hosts of which no rank has answered.
+// Returns the hosts of which no rank has answered.
 std::vector<int> HostsCommunicator::absent(const Query& roll) const {
   std::vector<int> hosts;
   for (int h = 0; h < hosts_.count(); ++h) {
@@ -490,8 +494,8 @@ std::string HostsCommunicator::hosts_text(const std::vector<int>& which) const {
   return text;
 }
 
-// The first call that this rank and another one have made differently. Either may be in a later one
-// by now, which the other waits for in vain.
+// Returns the first call that this rank and another one have made differently. Either may be in a
+// later call by now, in which the other waits for it in vain.
 std::optional<Fault> HostsCommunicator::difference(const Query& roll) const {
   const auto& mine = roll[size_t(rank())];
   if (!mine) return {};
@@ -515,17 +519,17 @@ Fault HostsCommunicator::differs(int other, const CallAt& mine, const CallAt& th
   return f;
 }
 
-// Adds to what an engine says of a broken connection which hosts are lost.
+// Adds the lost hosts to an engine's report of a broken connection.
 Fault HostsCommunicator::lost(const Fault& broken) {
   const Query roll = channel_.query_status(kStatusQuery);
   if (const auto why = told()) return *why;
   if (const auto found = difference(roll)) return *found;
   std::vector<int> gone = absent(roll);
-  // Where all hosts are, a rank is not, and another one of its host knows of it.
+  // If no host is missing, a rank is, and another rank of its host knows of it.
   if (gone.empty())
     if (const auto why = channel_.hear(kReasonComes)) return *why;
   const bool asked = channel_.store_answers();
-  if (!asked && gone.size() > 1) gone.clear();  // one of them, and the others cannot answer
+  if (!asked && gone.size() > 1) gone.clear();  // one is lost, and the others cannot answer
   const Event event = !asked         ? Event::network_cut
                       : gone.empty() ? Event::host_unreachable
                                      : Event::host_silent;
@@ -557,7 +561,7 @@ Fault HostsCommunicator::late() {
   return f;
 }
 
-// Inside, ranks that make different calls are seen by their steps. The texts name the calls.
+// Names the calls: inside a host, ranks that make different calls are found by their steps alone.
 Fault HostsCommunicator::in_calls(const Fault& why) {
   if (why.cause != Cause::mismatch || why.given) return why;
   return difference(channel_.query_status(kCallsCome)).value_or(why);
@@ -593,7 +597,7 @@ Fault HostsCommunicator::reason_of(std::exception_ptr error) {
   }
 }
 
-// The first reason is everybody's.
+// Tells a reason to all ranks; returns the first one, which counts on all of them.
 Fault HostsCommunicator::settle(const Fault& mine) {
   const Fault first = channel_.tell(mine, kStoreAnswers);
   inner_->give_up(first);
@@ -608,7 +612,7 @@ void HostsCommunicator::fail(std::exception_ptr error) {
   const Fault first = settle(reason_of(error));
   channel_.rest();
   try {
-    // Otherwise another rank knew better: here it may look as if one of this host had failed.
+    // Otherwise another rank knew better, though it may look as if a rank of this host had failed.
     if (first.cause == Cause::failed) std::rethrow_exception(error);
   } catch (const Ended& e) {
     if (e.fault.event == Event::no_engine)
@@ -618,7 +622,7 @@ void HostsCommunicator::fail(std::exception_ptr error) {
   } catch (const RendezvousError&) {
     throw;
   } catch (...) {
-    // All ranks raise the same for anything later.
+    // All ranks raise the same error in later calls.
   }
   const bool own = first.reporter == rank() || first.rank == rank();
   throw_fault(first, "", own ? "" : text_of(fault(Event::here)));

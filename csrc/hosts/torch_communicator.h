@@ -1,5 +1,5 @@
 // A rank's membership in a group that spans several hosts: the ring inside its host, the engines
-// between hosts, whose turn it is, and what becomes of a failure on either.
+// between hosts, the order of calls, and the failures of both.
 #pragma once
 
 #include <unistd.h>
@@ -28,14 +28,14 @@ class HostsCommunicator final : public Runner {
   // rail_bytes, stage_bytes and tree of an InterHostCost.
   using InterHostCosts = std::map<std::string, std::tuple<int64_t, int64_t, bool>>;
 
-  // `make_engine(device, ranks, watched)`: Python's; a backend over these ranks of the group.
-  // `watched(prefix, store)`: a store that stops waiting where a rank is gone. `inter_host_costs`:
-  // by kind of device; what is left out is as an InterHostCost is by default.
+  // `make_engine(device, ranks, watched)`: a Python function that makes a backend over these ranks
+  // of the group. `watched(prefix, store)`: a store that stops waiting if a rank is gone.
+  // `inter_host_costs`: by kind of device; a missing entry has the defaults of InterHostCost.
   HostsCommunicator(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                     Hosts hosts, double timeout_s, py::object make_engine,
                     const InterHostCosts& inter_host_costs);
 
-  // The same as that of a TorchCommunicator, for the same reasons.
+  // See the destructor of TorchCommunicator.
   ~HostsCommunicator() override;
 
   void set_roster(Roster roster) override {
@@ -61,21 +61,21 @@ class HostsCommunicator final : public Runner {
   }
   WorkPtr submit(Call call, const CallOptions& options) override;
 
-  // The engine over all ranks of the group; all of them have to ask for it together.
+  // Returns the engine over all ranks of the group; all of them must call this together.
   Engine& flat(c10::Device device);
   const Hosts& hosts() const { return hosts_; }
-  // Listens to what the ranks of the group tell each other.
+  // Listens to the failures that the ranks of the group tell each other.
   std::unique_ptr<StoreChannel::Listening> listen() const {
     return std::make_unique<StoreChannel::Listening>(channel_);
   }
-  // Another one of these ranks, which has no part in what becomes of the group.
+  // Returns another channel between the same ranks, which does not affect the group.
   std::shared_ptr<StoreChannel> channel(const std::string& name) const {
     return std::make_shared<StoreChannel>(connector(store_), prefix_ + "/" + name, hosts_);
   }
-  // The first failure of the group that was told, if it has come here.
+  // Returns the first failure of the group that was told, if it has come here.
   std::optional<Fault> heard() const { return channel_.heard(); }
-  // Calls this once such a failure comes, on a thread of its own. Null: no more; returns when it
-  // does not run.
+  // Calls this when such a failure comes, on a separate thread. Null: not any more; returns when no
+  // call is running.
   void on_told(std::function<void(const Fault&)> call) {
     std::lock_guard lock(told_);
     on_told_ = std::move(call);
@@ -92,8 +92,8 @@ class HostsCommunicator final : public Runner {
   void close(double patience_s) override;
 
  private:
-  // The end of a wait between hosts. `own`: this rank has found it, and asks the others before it
-  // is told; else somebody has told it.
+  // The end of a wait between hosts. `own`: this rank has found the fault, and asks the others
+  // before it tells it; otherwise another rank has told it.
   struct Ended {
     Fault fault;
     bool own = false;
@@ -107,16 +107,17 @@ class HostsCommunicator final : public Runner {
   };
 
   static constexpr Milliseconds kReasonComes{1000}, kStoreAnswers{1000}, kCallsCome{600};
-  // A wait that lasts so long may be for a rank that makes another call.
+  // A wait that lasts this long may be for a rank that makes another call.
   static constexpr Milliseconds kLookAround{300};
   // Ranks that have waited for some seconds look for a status query once a second.
   static constexpr Milliseconds kStatusQuery{1500};
-  // A wait between hosts ends after those inside one, which know who is missing.
+  // A wait between hosts ends after the waits inside a host, which know the missing rank.
   static constexpr Milliseconds kLater{500};
 
   std::unique_ptr<TorchCommunicator> inner_over(const c10::intrusive_ptr<c10d::Store>& store,
                                                 double timeout_s) const;
-  // A connection of its own: a call on the other may last as long as the network is cut.
+  // Returns a function that makes a separate connection: a call on the other one may last as long
+  // as the network is cut.
   static std::function<std::shared_ptr<Store>()> connector(
       const c10::intrusive_ptr<c10d::Store>& store) {
     return [store] { return std::make_shared<C10dStore>(store->clone()); };
@@ -130,7 +131,7 @@ class HostsCommunicator final : public Runner {
   Engine& engine(c10::Device device, bool over_all);
   std::unique_ptr<Engine> make_engine_over(const std::vector<int>& ranks, c10::Device device);
   void meet(const std::string& name, const std::vector<int>& ranks);
-  // Waits for a work of an engine, and for whatever else would end the wait.
+  // Waits for a work of an engine, and for anything else that ends the wait.
   void await(const WorkPtr& work);
   InterHostCost inter_host_cost_on(c10::Device device) const;
   static CallWords words_between_hosts(const Task& task, const Request& request);
@@ -139,8 +140,8 @@ class HostsCommunicator final : public Runner {
   bool is_late(const std::optional<Fault>& inside) const;
   std::optional<Fault> told();
   void throw_if_over(Clock::time_point start);
-  // Returns what throws Ended, ten times a second, if one of these, which has not made its first
-  // call, is gone.
+  // Returns a function that looks, at most ten times a second, and throws Ended if one of these
+  // ranks is gone before its first call.
   std::function<void()> look_for_gone(const std::vector<int>& ranks);
   void look_around_if_due(Clock::time_point start, Clock::time_point& due,
                           const std::function<bool()>& enough);
@@ -159,10 +160,10 @@ class HostsCommunicator final : public Runner {
   Fault in_calls(const Fault& why);
   std::vector<int> absent(const Query& roll) const;
   std::string hosts_text(const std::vector<int>& which) const;
-  // A fault that this rank finds in the call that it is in; `about`: another rank.
+  // Returns a fault that this rank finds in its current call; `about`: another rank.
   Fault fault(Event event, int about = -1) const;
   Fault settle(const Fault& mine);
-  // How an exception of a call is told: as this group's first failure.
+  // Reports an exception of a call as the first failure of this group.
   [[noreturn]] void fail(std::exception_ptr error);
   void leave_engines();
 
@@ -182,7 +183,7 @@ class HostsCommunicator final : public Runner {
   Callers callers_;
 
   std::timed_mutex turn_;  // one call at a time
-  Now now_;                // of whoever has the turn
+  Now now_;                // of the thread that has the turn
   uint64_t seq_ = 0;
   std::map<std::pair<c10::DeviceType, bool>, std::unique_ptr<Engine>> engines_;
   std::atomic<int> posted_{0};  // asynchronous calls that have not run

@@ -4,7 +4,7 @@ namespace ringkern::torch_ext {
 
 void Engine::set_call(const ringkern::Call& call) {
   if (call.seq == call_.seq) return;
-  // Its number, too, is to be expected: calls over two rails have an order.
+  // The number must also be expected: calls over two rails have an order.
   agreed_ = forecast_.note(call.seq, call.words) || !slots_;
   call_ = call;
 }
@@ -19,7 +19,7 @@ bool Engine::reduces(const Reduction& r) const {
   const bool has = size_of(r.dtype) != (floating ? 1 : 2);
   if (name == "gloo") return has;
   if (name == "nccl") return !bitwise && has;
-  return !is_small(r.dtype) && !bitwise && has;  // what every engine has
+  return !is_small(r.dtype) && !bitwise && has;  // supported by every engine
 }
 
 Engine::Finish Engine::begin_all_reduce(const at::Tensor& t, const Reduction& r,

@@ -1,13 +1,13 @@
-// An engine: a backend of torch.distributed that moves data between hosts, over ranks of which each
-// is on another one, or over all of a group; and what is made of it where it cannot reduce as
-// asked.
+// An engine: a backend of torch.distributed that moves data between hosts, over one rank of each
+// host or over all ranks of a group; and the collectives that ringkern composes where the engine
+// cannot reduce as asked.
 //
-// On CPUs a second backend over the same ranks carries slots: messages of one size, which begin
-// with the call that their rank makes. Data of up to a slot's payload travel in it. More data go by
-// the first backend, once the ranks have compared their calls in slots; for a call that all expect
-// after those before they need not, since a rank that makes another one has to compare. So nothing
-// of a call meets anything of another one: neither its values, nor its size, for which Gloo would
-// end the process.
+// On CPUs, a second backend over the same ranks carries slots: messages of one size, which begin
+// with the call that their rank makes. Data up to a slot's payload travel in it. Larger data go by
+// the first backend, after the ranks have compared their calls in slots. They need not compare a
+// call that all expect after the previous ones, since a rank that makes another call has to
+// compare. So the data of a call never meet data of another call, with other values or another
+// size, for which Gloo would end the process.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -38,43 +38,42 @@ inline at::ScalarType scalar_of(DType dtype) {
   return table[size_t(dtype)];
 }
 
-// `count` elements of a tensor's memory, from one on, as a tensor of their own. It keeps the
-// memory: an engine may hold on to it after a call that failed.
+// Returns `count` elements of a tensor's memory, from `offset` on, as a separate tensor. It keeps
+// the memory: an engine may hold on to it after a call that failed.
 inline at::Tensor slice_of(const at::Tensor& owner, const void* base, int64_t offset, int64_t count,
                            DType dtype) {
   auto* at = const_cast<char*>(static_cast<const char*>(base)) + offset * size_of(dtype);
-  // The memory alone: it may end on a thread of the engine's, and for the end of a tensor that
-  // Python has known that thread would need the GIL, for which it would be killed where Python has
-  // ended.
+  // Holds only the memory: it may be released on a thread of the engine. To release a tensor that
+  // Python knows, that thread would need the GIL, and would be killed if Python has ended.
   return at::from_blob(
       at, {count}, [memory = owner.storage()](void*) {},
       at::TensorOptions().dtype(scalar_of(dtype)).device(owner.device()));
 }
 
-// Views a plain tensor of any shape. One of a single element may have any stride: torch calls it
-// contiguous, and does not view it as bytes.
+// Returns a view of a plain tensor of any shape. A tensor of one element may have any stride: torch
+// calls it contiguous, and yet does not view it as bytes.
 inline at::Tensor as_bytes(const at::Tensor& t) {
   return t.as_strided({t.numel()}, {1}).view(at::kByte);
 }
 
-// torch's error texts name the place in torch.
+// Returns the text of an error without the place in torch that torch's texts name.
 inline std::string what_of(const std::exception& e) {
   const auto* const c10_error = dynamic_cast<const c10::Error*>(&e);
   return c10_error != nullptr ? c10_error->what_without_backtrace() : e.what();
 }
 
-// In float32, where sums of small floats are: rounded as the ring rounds them, which has no value
-// beyond the largest for a float without infinity.
+// Returns `t` in float32, the dtype for sums of small floats, rounded as the ring rounds: a float
+// without infinity has no value beyond its largest.
 inline at::Tensor rounded(const at::Tensor& t, at::ScalarType type) {
   constexpr double kLargest = 448;
   return type == at::kFloat8_e4m3fn ? t.clamp(-kLargest, kLargest).to(type) : t.to(type);
 }
 
-// The smaller or the larger of two; NaN if either is, and -0 is less than 0.
+// Returns the smaller or the larger of two; NaN if either is, and -0 is less than 0.
 inline at::Tensor extreme(const at::Tensor& a, const at::Tensor& b, bool smaller) {
   const at::Tensor found = smaller ? at::minimum(a, b) : at::maximum(a, b);
   if (!found.is_floating_point()) return found;
-  // Equal numbers differ in the sign of zero at most.
+  // Equal numbers differ at most in the sign of zero.
   const auto bits = a.element_size() == 8 ? at::kLong : at::kInt;
   const at::Tensor x = a.view(bits), y = b.view(bits);
   const at::Tensor of_equals = (smaller ? x.bitwise_or(y) : x.bitwise_and(y)).view(a.scalar_type());
@@ -82,8 +81,8 @@ inline at::Tensor extreme(const at::Tensor& a, const at::Tensor& b, bool smaller
       .masked_fill_(found.isnan(), std::numeric_limits<double>::quiet_NaN());
 }
 
-// Combines what all hosts have, `parts` [hosts, n], in the order of the hosts; what is there may be
-// overwritten. Small floats are added up in float32 and rounded once.
+// Combines the values of all hosts, `parts` [hosts, n], in the order of the hosts; may overwrite
+// them. Small floats are added up in float32 and rounded once.
 inline at::Tensor combined(const at::Tensor& parts, Combine combine) {
   const auto type = parts.scalar_type();
   const auto dtype = dtype_of(type);
@@ -108,14 +107,14 @@ inline at::Tensor combined(const at::Tensor& parts, Combine combine) {
   return small ? rounded(all, type) : all;
 }
 
-// Divides in place, as an average is: small floats in float32.
+// Divides in place, for an average; small floats in float32.
 inline void divide(const at::Tensor& t, double by) {
   const auto dtype = dtype_of(t.scalar_type());
   if (dtype && is_small(*dtype)) t.copy_(t.to(at::kFloat).div_(by));
   else t.div_(by);
 }
 
-// So much of what an engine says is in an error, in characters.
+// Maximum characters of an engine's text that an error quotes.
 inline constexpr size_t kEngineSays = 200;
 
 // Payload of a slot.
@@ -124,14 +123,14 @@ inline constexpr int64_t kSlotBytes = 1024;
 class Engine {
  public:
   using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
-  // Waits for a work, and throws what it failed with.
+  // Waits for a work, and throws its error.
   using Await = std::function<void(const WorkPtr&)>;
-  // The engine's rank `place` makes this call, which differs from this rank's. Throws.
+  // Throws: the engine's rank `place` makes this call, which differs from this rank's.
   using Differ = std::function<void(int place, const ringkern::Call& theirs)>;
-  // The rest of an operation that was begun; called once.
+  // Finishes an operation that was begun; called once.
   using Finish = std::function<void()>;
 
-  // `slots`: for slots; null: calls are not compared.
+  // `slots`: the backend that carries slots; null: calls are not compared.
   Engine(BackendPtr backend, BackendPtr slots, Milliseconds timeout, Await await, Differ differ)
       : backend_(std::move(backend)), slots_(std::move(slots)), ranks_(backend_->getSize()),
         timeout_(timeout), await_(std::move(await)), differ_(std::move(differ)) {}
@@ -139,36 +138,38 @@ class Engine {
   c10d::Backend& backend() { return *backend_; }
   c10d::Backend& slots() { return *slots_; }
 
-  // The call that whatever follows is a part of; the same one again changes nothing.
+  // Sets the call to which the next operations belong; setting the same call again changes nothing.
   void set_call(const ringkern::Call& call);
-  // Begins to compare the call, for data that do not fit in a slot, and will wait for it.
+  // Begins to compare the call, for data that do not fit in a slot; the data wait for the
+  // comparison.
   void begin_comparing() {
     if (!agreed_ && !agreeing_) agreeing_ = begin_slots({}, [](const at::Tensor&) {});
   }
-  // Compares the call, of which nothing is to be moved.
+  // Compares a call that moves no data.
   void compare() {
     if (slots_) begin_slots({}, [](const at::Tensor&) {})();
   }
 
-  // Returns whether it has this reduction, with ringkern's results: NaN is the least and the
-  // greatest of all.
+  // Returns true if the engine has this reduction with ringkern's results: min and max propagate
+  // NaN.
   bool reduces(const Reduction& r) const;
 
-  // Reduces a tensor over the engine's ranks, in place, however it is asked to.
+  // Reduces a tensor over the engine's ranks, in place, in any of the ways.
   Finish begin_all_reduce(const at::Tensor& t, const Reduction& r, bool in_rank_order);
 
-  // The same by moving bytes alone: each rank gets a part of it from all, combines it in the order
-  // of the ranks, and gives it to all. It moves as many bytes as a ring all-reduce.
+  // The same, by moving bytes only. Each rank gets its part from all ranks, combines the versions
+  // in the order of the ranks, and gives the result to all. It moves as many bytes as a ring
+  // all-reduce.
   Finish begin_exchange(const at::Tensor& t, Combine combine);
 
-  // Part i of `in` goes to rank i, and what comes from it is part i of `out`.
+  // Sends part i of `in` to rank i, and receives part i of `out` from it.
   Finish begin_all_to_all(const at::Tensor& out, const at::Tensor& in);
 
   Finish begin_all_gather(const at::Tensor& out, const at::Tensor& in);
 
   Finish begin_broadcast(const at::Tensor& t, int root);
 
-  // To `root`; the others' tensors have no meaning afterwards.
+  // Reduces to `root`; the other ranks' tensors have no meaning afterwards.
   Finish begin_reduce(const at::Tensor& t, const Reduction& r, int root);
 
  private:
@@ -185,7 +186,7 @@ class Engine {
 
   bool fits_slot(const at::Tensor& t) const { return slots_ && int64_t(t.nbytes()) <= kSlotBytes; }
   // Gives this rank's slot to all, with `payload`, if any. The end compares the calls, and calls
-  // `take` with the payloads of all ranks [ranks, n], of the dtype of this rank's.
+  // `take` with the payloads of all ranks [ranks, n], in the dtype of this rank's.
   Finish begin_slots(const at::Tensor& payload, std::function<void(const at::Tensor&)> take);
   void check_header(int place, const void* slot) const;
   // Returns when all ranks are known to make this call.
@@ -197,9 +198,9 @@ class Engine {
   const Await await_;
   const Differ differ_;
   ringkern::Call call_;
-  Forecast forecast_;   // all ranks have noted the same: calls that were compared, or expected
+  Forecast forecast_;   // the same on all ranks: it notes calls that were compared or expected
   Finish agreeing_;     // the comparison of that call, if it has begun
-  bool agreed_ = true;  // its data may go by `backend_`
+  bool agreed_ = true;  // the data of the call may go by `backend_`
 };
 
 }  // namespace ringkern::torch_ext

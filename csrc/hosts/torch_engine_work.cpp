@@ -18,14 +18,14 @@ void EngineWork::settle() {
       if (failure && !error) error = failure;
     };
     moved_ = Clock::now();
-    // All that begins is on its way before the rest of one is waited for.
+    // Starts all transfers before it waits for the rest of one.
     for (EngineMessage& m : messages_) note(begin_rest(m));
-    // Data may be long on their way: they are late when nothing has come to its end for so long.
+    // Data may take long: they are late if nothing has ended for the whole timeout.
     for (EngineMessage& m : messages_)
       if (m.work) note(end_of(m, moved_));
     let_go();
     settled_ = true;
-    group_.reset();  // somebody may keep this work
+    group_.reset();  // a caller may keep this work
     first = true;
   });
   if (first) end_part(error);  // not inside: callbacks run there, and may wait for this work
@@ -53,7 +53,7 @@ bool EngineWork::has_left() {
 }
 
 bool EngineWork::wait(std::chrono::milliseconds timeout) {
-  // In the engine's own wait nobody would hear of a signal.
+  // A wait in the engine itself would not notice a signal.
   if (timeout == kNoTimeout && !Signals::come_here()) settle();
   else settle_aside();
   return RingWork::wait(timeout);
@@ -80,7 +80,7 @@ std::exception_ptr EngineWork::begin_rest(EngineMessage& m) {
     else try {
         found = m.rest(m.peer == cpu::kAnySource ? m.work->sourceRank() : m.peer);
         m.work = found.work;
-      } catch (const std::exception& e) {  // from here it would end the process
+      } catch (const std::exception& e) {  // here it would end the process
         failed = what_of(e);
       }
   }
@@ -92,7 +92,7 @@ std::exception_ptr EngineWork::begin_rest(EngineMessage& m) {
 
 void EngineWork::tell(std::exception_ptr error) const {
   const Fault fault = fault_of(error, hosts_->rank());
-  // Anything else is a wait of this rank, whose reason is another one's.
+  // Any other failure is only this rank's wait; another rank has the reason.
   if (fault.cause == Cause::mismatch) group_->tell(fault, kReasonComes);
 }
 
@@ -124,12 +124,12 @@ void EngineWork::let_go() {
 std::exception_ptr EngineWork::failure_of(EngineMessage& m, const std::string& said) {
   {
     std::lock_guard lock(aborting_);
-    // Not the rest, which would be written to the user's tensor after the call has failed.
+    // Leaves out the rest, which would write to the user's tensor after the call has failed.
     if (goes_on_ && (m.sends || m.rest)) left_.push_back(m.work);
     m.work = nullptr;
   }
   const bool late = said.find("imed out") != std::string::npos;
-  // First: other messages end by it, and ask after it.
+  // Tells it first: other messages end because of it, and ask for the reason.
   if (late && limit_.late) limit_.late->tell(fault_in(m, Event::engine_late, said), kReasonComes);
   const auto why = told();
   try {
@@ -156,7 +156,7 @@ Fault EngineWork::fault_in(const EngineMessage& m, Event event, const std::strin
 
 std::optional<Fault> EngineWork::told() const {
   if (!group_) return {};
-  const bool known = aborted_ && !collective_;  // by then, if it was the group's
+  const bool known = aborted_ && !collective_;  // it was heard by then, if the group caused it
   auto why = known ? group_->heard() : group_->hear(kReasonComes);
   if (why && !ends(*why, collective_)) why.reset();
   return why;
@@ -166,7 +166,7 @@ void UnderWay::add(Work work) {
   std::lock_guard lock(mutex_);
   std::erase_if(works_, [](const Work& w) { return w->settled() && !w->has_left(); });
   for (const Work& w : works_)
-    if (w.use_count() == 1) w->settle_aside();  // whoever posted it waits no more
+    if (w.use_count() == 1) w->settle_aside();  // its caller no longer waits
   works_.push_back(std::move(work));
 }
 

@@ -5,7 +5,7 @@ namespace ringkern::torch_ext {
 HierarchicalTask::HierarchicalTask(const Ways& ways, const Prepared& p, const Request& request)
     : ways_(ways), hosts_(ways.hosts), prepared_(p), task_(p.task), request_(request),
       scale_(p.task.reduction.scale), factor_(p.task.reduction.factor), inside_(p.task.reduction) {
-  // Once, when all hosts' sums are together.
+  // Divides once, when the sums of all hosts are added.
   if (scale_ == Reduction::Scale::divide_result) inside_.scale = Reduction::Scale::none;
   halves_.protocol = request.protocol;
 }
@@ -53,7 +53,7 @@ Stages HierarchicalTask::cut(int64_t count, int element_bytes, int most_rails) c
 
 void HierarchicalTask::all_reduce() {
   const Reduction& r = task_.reduction;
-  // One rounding, at the very end: so what crosses is as wide as what is kept.
+  // Rounds once, at the very end: data cross between hosts as wide as they are kept.
   if (request_.wide && r.can_be_wide()) return all_reduce_wide();
   reduce_in_stages(prepared_.out, task_.out, task_.count);
 }
@@ -73,7 +73,7 @@ void HierarchicalTask::all_reduce_wide() {
 
 void HierarchicalTask::reduce_in_stages(const at::Tensor& owner, void* base, int64_t count) {
   const Stages stages = cut(count, size_of(inside_.dtype), hosts_.rails());
-  // While the host reduces the first stage.
+  // Compares while the host reduces the first stage.
   if (hosts_.local() < stages.rails && stages.shard * size_of(inside_.dtype) > kSlotBytes)
     ways_.rail().begin_comparing();
   travel(
@@ -165,7 +165,7 @@ void HierarchicalTask::all_gather() {
   const int64_t n = task_.count * size_of(task_.reduction.dtype);  // bytes
   const at::Tensor in = slice_of(prepared_.in, task_.in, 0, n, DType::u8);
   if (!hosts_.regular()) {
-    // In place an engine may not take it.
+    // A copy, because an engine may not accept it in place.
     const at::Tensor out = slice_of(prepared_.out, task_.out, 0, n * hosts_.ranks(), DType::u8);
     return ways_.flat().begin_all_gather(out, in.clone())();
   }
@@ -191,12 +191,12 @@ void HierarchicalTask::broadcast() {
     void* const part = element(base, stage.offset, DType::u8);
     step(Collective::broadcast, kMoved, part, part, stage.count(), root);
   };
-  // The root may give it from elsewhere.
+  // The root may have its input in another tensor.
   if (hosts_.rank() == task_.root && task_.in != base)
     slice_of(prepared_.out, base, 0, bytes, DType::u8)
         .copy_(slice_of(prepared_.in, task_.in, 0, bytes, DType::u8));
-  // Other hosts get data that travel in a slot no later for it, and the root's own ranks get
-  // nothing of a call that other hosts do not make.
+  // Small data cross between hosts first: this does not delay other hosts, and the root's own ranks
+  // get nothing of a call that other hosts do not make.
   const bool crosses_first = bytes <= kSlotBytes && on == root_local();
   travel(
       cut(bytes, 1, 1),
@@ -219,7 +219,7 @@ void HierarchicalTask::reduce() {
   const int on = rail_of_root();
   const bool crosses = hosts_.local() == on, root = hosts_.rank() == task_.root;
   const auto options = prepared_.in.options().dtype(scalar_of(inside_.dtype));
-  // On the root's host all have a part in what may be handed on.
+  // On the root's host, all ranks take part in what may be handed on.
   const bool hands_on = root_host() == hosts_.host() && on != root_local();
   at::Tensor sum;
   if (root) sum = slice_of(prepared_.out, task_.out, 0, task_.count, inside_.dtype);

@@ -1,5 +1,5 @@
-// The collectives over several hosts as steps inside each, over its ring, and between them, over
-// rails. Waits and failures are in hosts/torch_communicator.h.
+// The collectives over several hosts as steps inside each host, over its ring, and steps between
+// hosts, over rails. hosts/torch_communicator.h has waits and failures.
 #pragma once
 
 #include <deque>
@@ -35,16 +35,16 @@ class HierarchicalTask {
 
   void step(Collective collective, const Reduction& reduction, const void* in, void* out,
             int64_t count, int root = 0);
-  // Nothing is to be moved, and yet all ranks have to make the same call.
+  // Compares the call, which all ranks must make although no data are moved.
   void compare_only();
   void* element(const void* base, int64_t offset, DType dtype) const;
   static constexpr Reduction kMoved{DType::u8};
 
   Stages cut(int64_t count, int element_bytes, int most_rails) const;
 
-  // Stages follow each other: `begin` starts one on its way between the hosts, and returns how to
-  // wait for it, if this rank has to; `arrive` is what is left to do inside. While some are under
-  // way the next is begun.
+  // Pipelines the stages. `begin` starts a stage between the hosts, and returns how to wait for it,
+  // if this rank has to; `arrive` does the rest inside the host. The next stage begins while
+  // earlier ones are under way.
   template <class Begin, class Arrive>
   void travel(const Stages& stages, Begin&& begin, Arrive&& arrive) {
     std::deque<std::pair<Stage, Finish>> under_way;
@@ -70,14 +70,14 @@ class HierarchicalTask {
 
   void reduce_in_stages(const at::Tensor& owner, void* base, int64_t count);
 
-  // So that local rank r has the host's sum of shard r.
+  // Gives local rank r the host's sum of shard r.
   void reduce_inside(const Stage& stage, void* base);
 
   Finish cross(const Stage& stage, const at::Tensor& owner, void* base);
 
   void gather_inside(const Stage& stage, void* base);
 
-  // ---- Reduce-scatter: each host reduces what every other is to have, and sends it there
+  // ---- Reduce-scatter: each host reduces the parts of every other host, and sends them there
 
   void reduce_scatter();
 
@@ -85,11 +85,11 @@ class HierarchicalTask {
 
   void put_in_out(const at::Tensor& sum);
 
-  // ---- All-gather: between the hosts first, and then each host spreads what has come
+  // ---- All-gather: first between the hosts, and then each host spreads the received parts
 
   void all_gather();
 
-  // ---- Broadcast and reduce: over the root's rail, or the first where it is on none
+  // ---- Broadcast and reduce: over the root's rail, or the first rail if it is on none
 
   int root_host() const { return hosts_.host_of(task_.root); }
   int root_local() const { return hosts_.local_of(task_.root); }
@@ -107,7 +107,7 @@ class HierarchicalTask {
   Request halves_;
   Reduction::Scale scale_;
   const double factor_;
-  Reduction inside_;  // what the hosts' rings do
+  Reduction inside_;  // the reduction in the hosts' rings
 };
 
 }  // namespace ringkern::torch_ext

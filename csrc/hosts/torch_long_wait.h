@@ -1,4 +1,4 @@
-// To wait for a work of any engine in such a way that something else can end the wait, too.
+// A wait for a work of any engine that something else can end, too.
 #pragma once
 
 #include <condition_variable>
@@ -19,11 +19,11 @@ class LongWait {
         rings_ = true;
       }
     } catch (const c10::Error&) {
-      // An engine without futures is asked now and then.
+      // An engine without futures is polled.
     }
   }
 
-  // Returns whether it ends within `patience`, with success or not.
+  // Returns true if it ends within `patience`, with success or not.
   bool done_within(Milliseconds patience) {
     if (rings_) return bell_->wait(patience);
     const auto end = Clock::now() + patience;

@@ -1,10 +1,10 @@
-// Runs the transfers of a call in a group that spans hosts. Those of a collective go to a rank of
-// this host as they always do, and to others by the engine that joins all ranks; a user's messages
-// all go by the engine: who takes one from any rank does not know which way it will come.
+// Runs the transfers of a call in a group that spans hosts. Transfers of a collective go directly
+// to ranks of this host, and to others by the engine that joins all ranks. A user's messages all go
+// by the engine: a receive from any rank does not know which way the message will come.
 //
-// On CPUs a message is a slot (hosts/torch_engine.h), which says what it is and holds a small one.
-// The data of a larger one follow by the other backend, under a number that is in the slot; they
-// are received once the slot has shown that the two ends agree on their size.
+// On CPUs a message is a slot (hosts/torch_engine.h), which describes it and holds a small one. The
+// data of a larger message follow by the other backend, under a number in the slot. They are
+// received once the slot has shown that the two ends agree on their size.
 #include <unistd.h>
 
 #include <atomic>
@@ -31,7 +31,7 @@ class HostsP2p final : public P2pRunner {
         inside_(make_p2p(std::move(store), name + "/host " + std::to_string(hosts_->host()),
                          {hosts_->local(), int(hosts_->ranks_on(hosts_->host()).size())}, timeout,
                          hosts_->ranks_on(hosts_->host()))) {
-    // Now, while all ranks are here: they need not all take part in a message.
+    // Made now, while all ranks are here: not all of them need take part in a message.
     cpu_ = &group.flat(at::kCPU).backend();
     slots_ = &group.flat(at::kCPU).slots();
     sent_ = std::make_unique<std::atomic<uint32_t>[]>(size_t(hosts_->ranks()));
@@ -71,16 +71,16 @@ class HostsP2p final : public P2pRunner {
     const bool forked = ::getpid() != born_in_;
     closed_ = true;  // the engines end soon
     inside_->close(patience);
-    if (forked) return;  // who moves what is under way is in the parent
+    if (forked) return;  // the threads that move messages are in the parent
     under_way_.settle_within(patience);
     under_way_.abort();
   }
-  // On CUDA nothing goes inside: the current stream waits for what the engine has.
+  // On CUDA nothing goes inside the host: the current stream waits for the engine's work.
   void wait_for_exchanges() override {}
   void set_on_fault(OnFault policy) override { inside_->set_on_fault(policy); }
 
  private:
-  // Engines have tags of 31 bits, of which collectives take some, in turn.
+  // Engines have tags of 31 bits. Collectives use some of them, in turn.
   static constexpr uint64_t kFirstTaken = 1 << 30, kTaken = 1 << 20;
 
   static int engine_tag(uint64_t tag) {
@@ -136,8 +136,8 @@ class HostsP2p final : public P2pRunner {
     const std::unique_ptr<StoreChannel::Listening> group_;
   };
 
-  // An engine may say at once that a connection has broken: as it says so of another message, when
-  // somebody waits for it.
+  // An engine may report a broken connection at once. This work reports it like that of another
+  // message: when somebody waits for it.
   class Broken final : public c10d::Work {
    public:
     explicit Broken(std::exception_ptr error) { finish(std::move(error)); }
@@ -184,7 +184,7 @@ class HostsP2p final : public P2pRunner {
     return hosts_->at_home(f);
   }
 
-  // Why the group has come to its end, or at least its collectives, as far as was told.
+  // Returns the reason, if told, why the group or at least its collectives have ended.
   std::optional<Fault> ended(bool collective) const {
     auto why = group_.heard();
     if (why && !EngineWork::ends(*why, collective)) why.reset();
@@ -193,7 +193,7 @@ class HostsP2p final : public P2pRunner {
 
   WorkPtr post_by_slots(Call call, int tag, bool collective, Milliseconds timeout) {
     std::vector<EngineMessage> messages;
-    bool progresses = false;  // data have to be asked for when their slot has come
+    bool progresses = false;  // data must be requested when their slot has come
     for (const Transfer& t : call.transfers) {
       if (t.sends) {
         send(messages, word_of(call, t), t, tag);
@@ -241,7 +241,7 @@ class HostsP2p final : public P2pRunner {
     return m;
   }
 
-  // A slot has come: what is in it goes to its place, or what follows it is received.
+  // Handles a slot that has come: copies its data to their place, or receives the data that follow.
   EngineMessage::Rest take(const at::Tensor& slot, uint64_t what, const at::Tensor& to,
                            int source) {
     Header header;
@@ -250,14 +250,15 @@ class HostsP2p final : public P2pRunner {
     at::Tensor place = to;
     if (header.what != what || header.bytes != to.numel()) {
       rest.error = error_of(mismatch(source, header, what, to.numel()));
-      // The data are received all the same: the rank that sent them waits until somebody does.
+      // Receives the data all the same: the rank that sent them waits until somebody does.
       place = at::empty({std::max<int64_t>(header.bytes, 0)}, at::kByte);
     }
     if (header.bytes > kSlotBytes) {
       std::vector<at::Tensor> tensors{place};
       rest.work = cpu_->recv(tensors, source, int(header.number));
     } else if (!rest.error) {
-      // copy_() takes an inference tensor in inference mode alone, which is a thread's.
+      // In inference mode alone, copy_() takes an inference tensor, and the mode belongs to a
+      // thread.
       std::memcpy(place.mutable_data_ptr(),
                   static_cast<const char*>(slot.const_data_ptr()) + sizeof header,
                   size_t(header.bytes));
@@ -281,7 +282,7 @@ class HostsP2p final : public P2pRunner {
     }
     if (together) messages = {{true, -1, engine.endCoalescing()}};
     auto work = c10::make_intrusive<EngineWork>(std::move(call), std::move(messages), hosts_);
-    work->settle();  // the stream waits, and not this thread
+    work->settle();  // the stream waits, not this thread
     return work;
   }
 

@@ -1,4 +1,4 @@
-// The cut of an all-reduce over hosts for Python: without making a call.
+// Gives Python the cut of an all-reduce over hosts, without a call.
 
 #include <tuple>
 

@@ -15,10 +15,11 @@
 namespace ringkern {
 namespace {
 
-// Unidentified connections beyond one of each rank; the oldest is closed for a new one.
+// Maximum number of unidentified connections beyond one per rank; the oldest is closed for a new
+// one.
 constexpr size_t kMaxUnidentified = 16;
 constexpr Milliseconds kLongestPause{100};
-// A key that was set is there; a store that takes longer has failed.
+// For keys that were set: a store that takes longer to return one has failed.
 constexpr Milliseconds kStoreAnswers{10000};
 
 static_assert(sizeof(Fault) + sizeof(Fault) / 64 + 8 <= kMaxMessage, "it goes in one message");
@@ -91,7 +92,7 @@ void Connector::work() {
       if (watched[1].revents != 0) accept_connections();
     } catch (const std::system_error& e) {
       shut_down(listener_);
-      listener_ = Fd();  // or it would be readable for ever
+      listener_ = Fd();  // otherwise it would stay readable for ever
       calls_.told(rank_, fault(Event::unreachable, e.what()));
     }
     const auto now = Clock::now();
@@ -117,7 +118,8 @@ bool Connector::take_requests() {
   return !requests.leave;
 }
 
-// A rank that has been asked reads the greeting first, and has met this one by then.
+// Reports this rank's fault. A rank that has been asked reads the greeting first, and has met this
+// one by then.
 void Connector::tell(const Connection& connection) const {
   if (connection.stage != Connection::Stage::unidentified && fault_) say(connection, *fault_);
 }
@@ -162,20 +164,20 @@ bool Connector::receive(Connection& connection) {
   } catch (const PeerLostError&) {
     ended(connection.peer, &connection);
   } catch (const std::exception& e) {
-    if (connection.peer < 0) {  // nothing that it has sent is an exception: this rank is deaf
+    if (connection.peer < 0) {  // sent data cannot throw here: this rank is deaf
       calls_.told(rank_, fault(Event::deaf, e.what()));
       return false;
     }
     calls_.lost(connection.peer, std::current_exception());
-    // The peer has met this rank, for all it knows: an end of file alone would not say why.
+    // The peer may believe that it has met this rank: an end of file alone would give no reason.
     if (connection.stage != Connection::Stage::unidentified)
       say(connection, fault(Event::cannot_exchange, e.what(), connection.peer));
   }
   return false;
 }
 
-// A peer has ended before it was met over this connection, or before there was one. Where there is
-// another, that one tells how it ended, and may have its last fault.
+// Reports that a peer has ended before it was met over this connection, or before there was one. If
+// there is another connection, that one reports the end, and may have the peer's last fault.
 void Connector::ended(int peer, const Connection* over) const {
   const auto tells = [&](const Connection& l) {
     return &l != over && l.peer == peer && l.stage != Connection::Stage::unidentified;
@@ -184,7 +186,8 @@ void Connector::ended(int peer, const Connection* over) const {
     calls_.lost(peer, std::current_exception());
 }
 
-// Returns true if the other end is a rank of this group. One that cannot be connected is told why.
+// Returns true if the other end is a rank of this group. A rank that cannot be connected is told
+// why.
 bool Connector::greeted(Connection& connection, bool whole, Message& message) {
   if (!is_greeting(message.bytes, address_.session)) return false;
   Hello hello{};
@@ -244,7 +247,7 @@ void Connector::greet(const Connection& connection, const Offer& offer) const {
   }
 }
 
-// Goes on without waiting; returns true when nothing is left to do.
+// Continues without waiting; returns true when nothing is left to do.
 bool Connector::run(PendingConnect& pending) {
   const int peer = pending.peer;
   try {

@@ -20,14 +20,15 @@ namespace ringkern {
 // Callbacks of a connector, on its thread. Two ranks that connect to each other at the same time
 // have two connections, so each callback may run twice for a peer.
 struct PeerCalls {
-  // Allocates the memory that the peer writes to. The caller keeps the descriptor. Both ranks are
-  // told what this or `map` throws.
+  // Allocates the memory that the peer writes to. The caller keeps the descriptor. An error of this
+  // function or of `map` is reported to both ranks.
   std::function<Offer(int peer)> make_offer;
-  // The two are connected: the peer has mapped this rank's offer, or is about to.
+  // Called when the two are connected: the peer has mapped this rank's offer, or is about to.
   std::function<void(int peer, const Offer&)> map;
-  // The peer cannot be reached, for `why`; null: it was connected, and has ended or left.
+  // Called when the peer cannot be reached, for the reason `why`; null: it was connected, and has
+  // ended or left.
   std::function<void(int peer, std::exception_ptr why)> lost;
-  // A rank has failed, as `peer` reports, or this rank itself.
+  // Called when a rank has failed, as `peer` reports, or this rank itself.
   std::function<void(int peer, const Fault&)> told;
 };
 
@@ -41,10 +42,11 @@ class Connector {
   Connector(const Connector&) = delete;
   Connector& operator=(const Connector&) = delete;
 
-  // Connects to the peer, however late it comes. Any thread, as the next one; returns at once.
+  // Connects to the peer, however late it comes. Returns at once. Any thread, as for the next
+  // function.
   void connect_to_peer(int peer);
-  // Reports why this rank fails to all ranks that are connected, now or later. The first reason
-  // stays.
+  // Reports the reason why this rank fails to all ranks that are connected, now or later. The first
+  // reason stays.
   void tell_all(const Fault& why);
 
  private:

@@ -159,7 +159,7 @@ void P2pEngine::Body::tell_thread() {
 
 void P2pEngine::Body::poison(const Fault& why) {
   std::lock_guard lock(mutex_);
-  if (poisoned_) return;  // the first reason is the cause of the others
+  if (poisoned_) return;  // the first reason caused the others
   poisoned_ = why;
   poisoned_at_ = Clock::now();
   if (running_) abort_waits(buffer_->bell());
@@ -208,17 +208,17 @@ bool P2pEngine::Body::take_updates() {
 }
 
 void P2pEngine::Body::finish(Message&& message, std::exception_ptr error, int source) {
-  // First: the callback must find the engine unusable.
+  // Poisons first: the callback must find the engine unusable.
   if (error) poison(*queue_->failure());
   if (message.done) message.done(error, source);
-  message.done = nullptr;  // what it holds is released before anyone is told that it is done
+  message.done = nullptr;  // releases what it holds before anyone learns that it is done
   std::lock_guard lock(mutex_);
   if (--unfinished_ == 0) finished_.notify_all();
 }
 
 void P2pEngine::Body::work() {
   if (work_until_something_fails() == Verdict::ok) return;
-  // There must be a reason: without one the engine would count as usable.
+  // Ensures that there is a reason: without one, the engine would count as usable.
   poison(queue_->failed() ? *queue_->failure() : fault_of(Event::unsaid, -1));
   Fault first;
   {
@@ -241,7 +241,8 @@ Verdict P2pEngine::Body::work_until_something_fails() {
     Wait wait(bell, pauses, until - Clock::now(), yield_from);
     wait.until([&] {
       const bool updates = take_updates();
-      // Before the step: a rank that gave up has left, too, and the reason is what counts.
+      // Looks before the step: a rank that gave up has also left, and its reason is the one that
+      // counts.
       return aborted(bell) || queue_->step() || updates;
     });
     if (aborted(bell)) return Verdict::aborted;
@@ -251,7 +252,7 @@ Verdict P2pEngine::Body::work_until_something_fails() {
   return aborted(bell) ? Verdict::aborted : Verdict::ok;
 }
 
-// ---- what is left of it in a forked child -------------------------------------------------------
+// ---- the rest of an engine in a forked child ---------------------------------------------------
 
 P2pEngine::P2pEngine(std::shared_ptr<Store> store, std::string name, int rank, int ranks,
                      Milliseconds timeout, RankNames names)

@@ -13,16 +13,16 @@
 namespace ringkern::cpu {
 
 inline constexpr int kAnySource = -1;
-// Longer ones are cut to it: it has a time_point.
+// Longer timeouts are cut to this, so that a time_point can hold the end.
 inline constexpr Milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
 
-// One message, of this rank's side. `data` stays valid until `done`.
+// One message, from this rank's side. `data` stays valid until `done`.
 struct Message {
   bool sends = true;
-  int peer = 0;                          // a rank, not this one; kAnySource where it is received
+  int peer = 0;                          // another rank, or, to receive, kAnySource
   uint64_t tag = 0;                      // the two ends must have the same
-  Protocol protocol = Protocol::simple;  // of what is sent; a receiver learns it from the header
-  void* data = nullptr;                  // read only where it is sent
+  Protocol protocol = Protocol::simple;  // of a send; a receiver learns it from the header
+  void* data = nullptr;                  // only read in a send
   int64_t bytes = 0;                     // the two ends must have the same
   Milliseconds timeout{0};  // how long it may wait while nothing moves; 0: the engine's
   // Called once on the engine's thread with the error, or null, and the rank at the other end. Must

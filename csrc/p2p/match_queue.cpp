@@ -50,7 +50,7 @@ void MatchQueue::add(Message message) {
   calls_.connect_to_peer(with);
 }
 
-// A receive that comes after its message.
+// Gives a receive the message that came before it; returns false if there is none.
 bool MatchQueue::takes_arrival(Posted& posted) {
   const Message& m = posted.message;
   const auto found = std::find_if(arrivals_.begin(), arrivals_.end(), [&](const Arrival& a) {
@@ -62,7 +62,7 @@ bool MatchQueue::takes_arrival(Posted& posted) {
   return true;
 }
 
-// The first receive that was posted for such a message.
+// Takes the receive for such a message that was posted first.
 std::optional<MatchQueue::Posted> MatchQueue::take_wanted(int from, uint64_t tag) {
   const auto same = [tag](const Posted& p) { return p.message.tag == tag; };
   List& wanted = peer(from).wanted;
@@ -72,7 +72,7 @@ std::optional<MatchQueue::Posted> MatchQueue::take_wanted(int from, uint64_t tag
       any != from_anyone_.end() && (his == wanted.end() || any->order < his->order);
   if (!takes_any && his == wanted.end()) return std::nullopt;
   std::optional<Posted> taken = std::move(takes_any ? *any : *his);
-  if (takes_any) first_ = (from + 1) % ranks_;  // the others' turn, or they might never have one
+  if (takes_any) first_ = (from + 1) % ranks_;  // or the others might never have a turn
   if (takes_any) from_anyone_.erase(any);
   else wanted.erase(his);
   return taken;
@@ -102,7 +102,7 @@ bool MatchQueue::step() {
   const int first = first_;
   for (int i = 0; i < ranks_ && !failed(); ++i) {
     const int p = (first + i) % ranks_;
-    // Looked at before the link: what the peer wrote before it ended is then seen there.
+    // Read before the link: data that the peer wrote before it ended are then seen in the link.
     const bool lost = peer(p).lost;
     if (!peer(p).met && !lost) continue;
     const bool received = peer(p).met && receive_from(p);
@@ -173,7 +173,7 @@ bool MatchQueue::receive_from(int from) {
   Peer& p = peer(from);
   bool moved = false;
   if (p.incoming == nullptr) {
-    // A message without a receive stays in the link, with all behind it.
+    // A message without a receive stays in the link, and so do all messages behind it.
     if (p.wanted.empty() && from_anyone_.empty()) return false;
     Header header{};
     Transfer t{plan_of(Protocol::ll, sizeof header), 0, &header};
@@ -237,7 +237,7 @@ void MatchQueue::fail(Posted& posted, std::exception_ptr error) {
   posted.failed = true;
   if (!failed()) {
     failure_ = fault_of(error, buffer_.names().number(rank_));
-    // It may not say whose it is, and is told to other ranks.
+    // The error may not name its rank, and other ranks are told of it.
     if (failure_->event == Event::quoted_failure) {
       const FaultText said = failure_->evidence;
       failure_ = fault(Event::cannot_exchange, posted.message.peer);
@@ -251,12 +251,12 @@ void MatchQueue::fail(Posted& posted, const Fault& fault) { fail(posted, error_o
 
 void MatchQueue::lost(int rank, std::exception_ptr why) {
   Peer& p = peer(rank);
-  if (p.lost) return;  // two may meet twice, and end twice
+  if (p.lost) return;  // two ranks may meet twice, and end twice
   p.lost = true;
   p.why_lost = why;
 }
 
-// `receives`: nothing more has come of what it left behind.
+// `receives`: true if the data that the rank left behind hold nothing more.
 void MatchQueue::fail_lost(int rank, bool receives) {
   const auto end = [&](Posted& posted) {
     if (peer(rank).why_lost) fail(posted, peer(rank).why_lost);

@@ -1,5 +1,5 @@
-// The messages of one rank: which of them wait for which peer, and what each link moves next. One
-// thread owns it, and no call blocks: a step moves whatever can move.
+// The messages of one rank: the peer that each waits for, and the next data of each link. One
+// thread owns the queue, and no call blocks: a step moves whatever can move.
 #pragma once
 
 #include <list>
@@ -17,20 +17,20 @@ Geometry message_geometry();
 class MatchQueue {
  public:
   struct Calls {
-    std::function<void(int peer)> connect_to_peer;  // a peer is wanted that has not been met; once
+    std::function<void(int peer)> connect_to_peer;  // once for each needed peer not met yet
     std::function<void(Message&& message, std::exception_ptr error, int source)> finish;
   };
 
   MatchQueue(const ReceiveBuffer& buffer, int rank, int ranks, Milliseconds timeout, Calls calls);
 
   void add(Message message);
-  // The connector's reports. Data of a peer that has ended still counts if it is in the buffer.
+  // Reports of the connector. Data of a peer that has ended still count if they are in the buffer.
   void met(int peer) { peers_[size_t(peer)].met = true; }
   void lost(int peer, std::exception_ptr why);
 
   // Moves whatever can move; returns true if anything did.
   bool step();
-  // `expire` fails messages that are overdue; `deadline` is when it must be called next.
+  // `expire` fails overdue messages; `deadline` is the time of its next call.
   Clock::time_point deadline() const { return deadline_; }
   void expire(Clock::time_point now);
   // The fault of the first message that failed.
@@ -53,7 +53,7 @@ class MatchQueue {
     int64_t bytes;
     uint32_t protocol, dtype;
   };
-  // How much of a message, or a header, has gone through a link.
+  // The part of a message, or of a header, that has gone through a link.
   struct Transfer {
     Plan plan;
     int64_t loop = 0;
@@ -72,11 +72,11 @@ class MatchQueue {
     bool asked = false, met = false, lost = false;
     std::exception_ptr why_lost;
     List sends;
-    bool header_sent = false;  // of the first of them
+    bool header_sent = false;  // of the first send
     Transfer outgoing;
-    List wanted;  // receives from it that nothing has come for
+    List wanted;  // receives from this peer for which nothing has come
     Arrival* incoming = nullptr;
-    Clock::time_point sent_at, received_at;  // when something last moved
+    Clock::time_point sent_at, received_at;  // time of the last progress
   };
 
   Peer& peer(int rank) { return peers_[size_t(rank)]; }
@@ -98,7 +98,7 @@ class MatchQueue {
   void fail_lost(int rank, bool receives);
   void fail_if_all_are_lost();
   Fault fault(Event event, int peer = -1) const;
-  // The same about a message of this rank.
+  // The same for a message of this rank.
   Fault fault(Event event, const Message& message, int peer) const;
   Fault overdue(const Message& message) const;
   template <class F>
@@ -114,7 +114,7 @@ class MatchQueue {
   std::vector<Peer> peers_;
   List from_anyone_;  // receives
   std::list<Arrival> arrivals_;
-  int first_ = 0;  // the peer whose turn it is to be looked at first
+  int first_ = 0;  // the first peer to look at
   uint64_t orders_ = 0;
   Clock::time_point received_at_;
   Clock::time_point deadline_ = Clock::time_point::max();

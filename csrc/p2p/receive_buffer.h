@@ -1,9 +1,9 @@
 // The memory to which other ranks write their messages: one memory file with a bell and, for each
 // other rank, the counters of the links to and from it and the FIFOs of the link from it.
 //
-// The file has room for all, but memory is taken for the head alone, and for the FIFOs of a rank
-// when the two meet. Two ranks that have met are to each other what neighbours on a ring of two
-// are: each is next and prev of the other.
+// The file has room for all ranks, but takes memory only for the head, and for the FIFOs of a rank
+// when the two meet. Two ranks that have met are like neighbours on a ring of two: each is next and
+// prev of the other.
 #pragma once
 
 #include <vector>
@@ -15,7 +15,7 @@ namespace ringkern::cpu {
 
 class ReceiveBuffer {
  public:
-  // Throws SharedMemoryError, as what follows.
+  // Throws SharedMemoryError, as do the functions below.
   ReceiveBuffer(int rank, int ranks, const Geometry& geometry, RankNames names = {});
 
   Bell& bell() const { return *mine_.front().bell; }
@@ -24,9 +24,11 @@ class ReceiveBuffer {
   const Geometry& geometry() const { return geometry_; }
   const RankNames& names() const { return names_; }
 
-  // Allocates the FIFOs for `peer`; again does nothing. One thread at a time, as the next one.
+  // Allocates the FIFOs for `peer`; does nothing the second time. One thread at a time, as for
+  // `map`.
   void open(int peer);
-  // Maps this rank's part of the peer's buffer; again does nothing. Does not keep the descriptor.
+  // Maps this rank's part of the peer's buffer; does nothing the second time. Does not keep the
+  // descriptor.
   // Throws TransportError unless the file has the size of such a buffer.
   void map(int peer, int fd);
   // The links with a peer, once it is open and mapped.

@@ -92,8 +92,8 @@ void add_all_to_all(Call& call, const Tensors& outs, const Tensors& ins, const S
     check_same_kind(ins[r], nth(in_list, r), ins[0], nth(in_list, 0));
   }
   const auto me = size_t(seat.rank);
-  // Arriving data would change data that has not been sent yet. A rank's own part may stay where it
-  // is.
+  // Arriving data would overwrite data that has not been sent yet. A rank's own part may stay in
+  // place.
   for (size_t a = 0; a < outs.size(); ++a)
     for (size_t b = 0; b < ins.size(); ++b)
       if ((a != me || b != me) && overlap(outs[a], ins[b]))
@@ -102,7 +102,7 @@ void add_all_to_all(Call& call, const Tensors& outs, const Tensors& ins, const S
   check_numel(outs[me], nth(out_list, me), ins[me].numel(),
               "as " + nth(in_list, me) + ", which goes there");
   add_own(call, outs[me], ins[me]);
-  // In an order of its own for each rank, so that not all turn to rank 0 first.
+  // Each rank starts with a different peer, so that not all turn to rank 0 first.
   for (int i = 1; i < seat.ranks; ++i) {
     const int to = (seat.rank + i) % seat.ranks, from = (seat.rank + seat.ranks - i) % seat.ranks;
     add_send(call, ins[size_t(to)], to);

@@ -15,7 +15,7 @@ void add_send(Call& call, const at::Tensor& t, int peer);
 
 void add_receive(Call& call, const at::Tensor& t, int peer);
 
-// `list` is the root's: of every rank a tensor like `one`.
+// `list`: the root's list of one tensor like `one` for every rank.
 void check_list_of_root(const Tensors& tensors, const std::string& list, const at::Tensor& one,
                         const std::string& role, const Seat& seat);
 
@@ -27,12 +27,13 @@ void add_gather(Call& call, const std::vector<Tensors>& outs, const at::Tensor& 
 void add_scatter(Call& call, const at::Tensor& out, const std::vector<Tensors>& ins, int root,
                  const Seat& seat);
 
-// Returns whether the two overlap, as far as torch can tell.
+// Returns true if the two overlap, as far as torch can tell.
 bool overlap(const at::Tensor& a, const at::Tensor& b);
 
 void add_all_to_all(Call& call, const Tensors& outs, const Tensors& ins, const Seat& seat);
 
-// The parts of a tensor, cut along its first dimension; none given: as many equal ones as ranks.
+// Returns the parts of a tensor, cut along its first dimension; without sizes, as many equal parts
+// as ranks.
 Tensors parts_of(const at::Tensor& t, const std::string& role, const std::vector<int64_t>& sizes,
                  const std::string& sizes_role, const Seat& seat);
 

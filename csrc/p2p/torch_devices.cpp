@@ -13,7 +13,7 @@ c10::intrusive_ptr<RingWork> DeviceP2p::post(Call call, const Request& request,
   const c10::DeviceGuard device_guard(device);
   const c10::Stream user = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   std::vector<Transfer> transfers = std::exchange(call.transfers, {});
-  // Empty ones are known to be empty at both ends.
+  // Empty transfers need no message: both ends know that they are empty.
   std::erase_if(transfers, [](const Transfer& t) { return t.buffer.numel() == 0; });
   std::vector<std::shared_ptr<Pair>> links;
   for (const Transfer& t : transfers) {
@@ -74,7 +74,7 @@ void DeviceP2p::close(Milliseconds patience) {
   while (under_way() && Clock::now() < end) std::this_thread::sleep_for(Milliseconds(1));
   if (under_way())
     abort(names_.text(seat_.rank) + " closed the group before its messages had finished");
-  // A launcher knows of its last launch alone, which an abort may end before the one before it.
+  // A launcher knows only its last launch, which an abort may end before the previous one.
   for (const LanePtr& lane : lanes()) lane->stream.synchronize();
   for (const auto& pair : pairs()) {
     const auto left = std::chrono::duration_cast<Milliseconds>(end - Clock::now());

@@ -1,9 +1,10 @@
-// Messages between pairs of ranks on CUDA: launches over links that are made when they are first
-// needed. On a CPU: p2p/engine.h.
+// Messages between pairs of ranks on CUDA: launches over links that are made on first use.
+// p2p/engine.h has messages on a CPU.
 //
-// A message waits for the one before it in its direction on the device, and never in a stream
-// (cuda/messages.cu), so that all launches begin at once. One that waited for a peer in a stream
-// would hold up all that is behind it in a hardware queue, among it what the peer waits for.
+// A message waits on the device for the previous one in its direction, and never in a stream
+// (cuda/messages.cu), so that all launches begin at once. In a stream, a message that waits for a
+// peer would hold up all work behind it in a hardware queue, possibly the work that the peer waits
+// for.
 #pragma once
 
 #include <c10/core/DeviceGuard.h>
@@ -54,12 +55,12 @@ class DeviceP2p {
   void abort(const std::string& reason) {
     for (const auto& pair : pairs()) pair->comm.abort(reason);
   }
-  // A launch ends when all of its messages have: where one waits for ever, all have to be ended.
+  // A launch ends when all of its messages have ended. If one waits for ever, all must be aborted.
   void close(Milliseconds patience);
   void check_enqueued() {
     for (const auto& pair : pairs()) pair->comm.check_enqueued();
   }
-  // Waits no longer than the calls do, which end at their deadlines.
+  // Waits for the calls, which end at their deadlines.
   void wait_for_exchanges();
 
  private:
@@ -70,15 +71,15 @@ class DeviceP2p {
   struct Message {
     std::shared_ptr<Pair> pair;
     Task task;
-    Copies copies;  // that bring what has come to the user's tensor
+    Copies copies;  // to the user's tensor, from the receive buffer
     std::shared_ptr<c10::Event> called;
     c10::intrusive_ptr<RingWork> work;
     bool collective = false;  // a part of one
-    int distance = 0;         // from who sends it to who receives it, in the order of the ranks
+    int distance = 0;         // from the sender to the receiver, in rank order
   };
 
-  // A ring of two, of which one only sends. Each direction has its own, so that ranks that send to
-  // each other first do not wait for each other.
+  // A ring of two, in which only one rank sends. Each direction has its own ring, so that ranks
+  // that send to each other first do not wait for each other.
   struct Pair {
     Pair(c10::Device d, const std::shared_ptr<Store>& store, const std::string& name, int place,
          Milliseconds timeout, OnFault policy, RankNames names)
@@ -89,18 +90,18 @@ class DeviceP2p {
 
     const c10::Device where;
     const Device device;
-    // In graphs, where messages follow each other in the stream: a graph can be replayed.
-    StreamPtr in_graphs;  // taken when the first one is captured
+    // The stream in graphs. Messages follow each other in it, because a graph can be replayed.
+    StreamPtr in_graphs;  // taken when the first message is captured
     // Guarded by DeviceP2p::mutex_:
     int to_launch = 0;
     std::shared_ptr<c10::Event> last;  // the end of the last message of a collective
     bool ends_in_message = true;       // the last call is a message
-    Communicator comm;                 // ends before what it uses
+    Communicator comm;                 // destroyed before the objects that it uses
   };
 
   using Numbered = std::pair<std::shared_ptr<EnqueuedCalls>, uint64_t>;  // a call
 
-  // A stream of ringkern's own, and the calls that are on it.
+  // A stream that ringkern owns, and the calls on it.
   struct Lane {
     explicit Lane(StreamPtr its) : own(std::move(its)), stream(*own) {}
 
@@ -122,19 +123,19 @@ class DeviceP2p {
 
   std::shared_ptr<Pair> pair_for(const Transfer& transfer, c10::Device device);
 
-  // Pairs meet without rank 0, so the protocol is a rule that all ranks have, and not a table.
+  // A rule instead of rank 0's table chooses the protocol: pairs meet without rank 0.
   static Task task_of(const Transfer& transfer, const Request& request);
 
-  // One launch of those whose links are there. A link that is not is made on its own thread: made
-  // here, in the order of the calls, ranks that send to each other would wait in a circle.
-  // In one order on all ranks: there may not be room for the blocks of all at once.
+  // Launches the messages that have a link together. A missing link is made on a separate thread:
+  // made here, in the order of the calls, ranks that send to each other would wait in a circle. The
+  // order is the same on all ranks, because there may not be room for the blocks of all at once.
   void launch(std::vector<Message> messages, bool captured);
 
   void launch_together(std::vector<Message> messages, bool captured);
 
   void connect_and_launch(Message m);
 
-  // When it is the turn of its call.
+  // Called when the message's call has its turn.
   static Numbered number_of(const Message& m);
 
   void end(const Message& m, const c10::Stream& stream, std::exception_ptr error);
@@ -164,7 +165,7 @@ class DeviceP2p {
   const RankNames names_;
   const RingWork::Elsewhere elsewhere_;
   OnFault on_fault_ = OnFault::by_device;
-  std::mutex launching_;  // the launches of a pair are in the order of its calls
+  std::mutex launching_;  // keeps the launches of a pair in the order of its calls
   std::mutex mutex_;      // guards what follows
   std::condition_variable launched_;
   bool holds_ = false;

@@ -38,7 +38,7 @@ class OneHostP2p final : public P2pRunner {
       m.bytes = int64_t(t.buffer.nbytes());
       m.dtype = moved_of(t.buffer.scalar_type());
       m.protocol = protocol_of(request, m.bytes);
-      m.data = const_cast<void*>(t.buffer.const_data_ptr());  // of what is sent, only read
+      m.data = const_cast<void*>(t.buffer.const_data_ptr());  // only read in a send
       m.timeout = timeout;
       m.done = [this, work, sends = t.sends](std::exception_ptr error, int source) {
         if (!sends) work->set_source(source);
@@ -58,7 +58,7 @@ class OneHostP2p final : public P2pRunner {
     on_devices_.abort(reason);
   }
   void close(Milliseconds patience) override {
-    aborted_ = true;  // what is left is ended by this rank
+    aborted_ = true;  // this rank ends the remaining transfers
     const auto end = Clock::now() + patience;
     engine_->close(patience);
     on_devices_.close(left_until(end));
@@ -74,13 +74,14 @@ class OneHostP2p final : public P2pRunner {
   void wait_for_exchanges() override { on_devices_.wait_for_exchanges(); }
 
  private:
-  // Pairs meet without rank 0, so this is a rule that all ranks have, and not a table.
+  // A rule that all ranks have, and not rank 0's table: pairs meet without rank 0.
   static Protocol protocol_of(const Request& request, int64_t bytes) {
     if (request.protocol) return *request.protocol;
     return bytes < 512 ? Protocol::ll : bytes < 2048 ? Protocol::ll128 : Protocol::simple;
   }
 
-  // A callback may wait for the next message, which the thread that calls it would have to move.
+  // Runs callbacks on another thread: one may wait for the next message, which the calling thread
+  // would have to move.
   RingWork::Elsewhere elsewhere() {
     return [this](std::function<void()> tell) { tellers_.post([] {}, std::move(tell)); };
   }

@@ -1,4 +1,4 @@
-// Messages between pairs of ranks: between processes of one host, or between hosts, too.
+// Messages between pairs of ranks: of one host, or also of several hosts.
 #pragma once
 
 #include <memory>
@@ -13,12 +13,12 @@ namespace ringkern::torch_ext {
 
 class HostsCommunicator;
 
-// Between the ranks of one host. `name`, as a communicator's: the same on all ranks. `numbers`:
-// those that its ranks have in errors; none: their own.
+// Returns the runner for the ranks of one host. `name`: the same on all ranks, as for a
+// communicator. `numbers`: the numbers of its ranks in errors; empty: their own.
 std::unique_ptr<P2pRunner> make_p2p(std::shared_ptr<Store> store, std::string name, Seat seat,
                                     Milliseconds timeout, std::vector<int> numbers = {});
 
-// Between all ranks of `group`, which outlives it.
+// Returns the runner for all ranks of `group`, which outlives it.
 std::unique_ptr<P2pRunner> make_hosts_p2p(HostsCommunicator& group, std::shared_ptr<Store> store,
                                           const std::string& name, Milliseconds timeout);
 

@@ -1,8 +1,8 @@
-// The element types: what each DType is stored as, and the conversions of the small floats.
+// The element types: the C++ type that stores each DType, and the conversions of the small floats.
 //
-// One rule for NaN: arithmetic that ends in NaN ends in one bit pattern, positive and with every
-// mantissa bit set, which is what GPUs make. A result then depends neither on which operand held a
-// NaN nor on the instruction set, and CPU and CUDA agree to the bit.
+// One rule for NaN: an operation that gives NaN gives one bit pattern, positive and with every
+// mantissa bit set, as GPUs do. So a result depends neither on which operand held a NaN nor on the
+// instruction set, and CPU and CUDA agree to the bit.
 #pragma once
 
 #include <cstring>
@@ -36,8 +36,9 @@ RK_INLINE To bits_as(From from) {
   return to;
 }
 
-// A float of 8 or 16 bits: sign, exponent, mantissa. `greatest` is the largest magnitude that is no
-// NaN and what overflow becomes: infinity, or the largest number in e4m3, which has no infinity.
+// A float of 8 or 16 bits: sign, exponent, mantissa. `greatest` is the largest magnitude that is
+// not NaN, and the result of an overflow: infinity, or in e4m3, which has no infinity, the largest
+// number.
 template <class Bits_, int exponent_bits, int mantissa_bits, int greatest>
 struct SmallFloat {
   using Bits = Bits_;
@@ -64,7 +65,7 @@ using boolean_t = u8_t;
 using e4m3_t = SmallFloat<uint8_t, 4, 3, 0x7e>;
 using e5m2_t = SmallFloat<uint8_t, 5, 2, 0x7c>;
 
-// `value`: a DType; `type`: what its elements are stored as.
+// `value`: a DType; `type`: the type that stores its elements.
 template <DType>
 struct DTypeTag;
 #define RK_TAG(name, torch_name, bytes, kind)                                  \
@@ -81,7 +82,7 @@ RK_DTYPES(RK_TAG)
 template <DType D>
 using storage_t = typename DTypeTag<D>::type;
 
-// Calls f(DTypeTag<D>{}) where D is `dtype`.
+// Calls f(DTypeTag<D>{}) with D equal to `dtype`.
 template <class F>
 constexpr decltype(auto) with_dtype(DType dtype, F&& f) {
   switch (dtype) {
@@ -99,9 +100,9 @@ inline constexpr bool is_small_float = !std::is_arithmetic_v<T>;
 template <class T>
 using wide_t = std::conditional_t<is_small_float<T>, float, T>;
 
-// The conversions of one element or of a vector of them: I is int32_t or a vector of it, F a float
-// or as long a vector. The bits of a T are the low ones of an integer. Neither conversion adds
-// denormals up, which is slow on some CPUs and gives zero in a program that flushes them.
+// Converts one element or a vector of them: I is int32_t or a vector of it, F a float or a vector
+// of the same length. The bits of a T are the low ones of an integer. Neither conversion adds
+// denormals, which is slow on some CPUs and gives zero in a program that flushes them.
 
 // Exact.
 template <class T, class F, class I>
@@ -116,7 +117,7 @@ RK_INLINE F floats_of(I bits) {
     const auto subnormal = magnitude < (1 << T::kMantissaBits);
     const I biased = (magnitude << T::kShift) + (subnormal ? zero + least : zero + normal);
     const F value = bits_as<F>(biased) - bits_as<F>(subnormal ? zero + least : zero);
-    // Infinity and NaN: the exponent of a float's, the mantissa as it is.
+    // Infinity and NaN get the largest exponent of a float, and keep the mantissa.
     constexpr int32_t special = T::kGreatest + (T::kHasInfinity ? 0 : 1);
     const I exponent = magnitude < special ? zero : zero + kInfinity;
     return bits_as<F>(bits_as<I>(value) | exponent | sign);
@@ -130,13 +131,12 @@ RK_INLINE I bits_of(F x) {
   const I sign = bits >> (32 - 8 * int(sizeof(T))) & (T::kNaN + 1);
   I rounded;
   if constexpr (T::kRebias == 0) {
-    // Less one last bit, which is added when there is room for it: a NaN must not overflow.
+    // Rounds with one last bit less, and adds that bit after the shift: a NaN must not overflow.
     constexpr int32_t half = 1 << (T::kShift - 1);
     rounded = ((magnitude - half - 1 + (magnitude >> T::kShift & 1)) >> T::kShift) + 1;
   } else {
-    // The adder rounds: next to a float whose last bit is worth what the last bit of the result is
-    // worth. Its value follows from the exponent of the number, or from the least one of T if it is
-    // subnormal.
+    // The adder rounds: the sum has a last bit worth that of the result. The float to add follows
+    // from the exponent of the number, or from the least one of T if it is subnormal.
     constexpr int32_t least = (T::kRebias + 1) << 23;
     constexpr int32_t too_large = (127 + T::kBias + 2) << 23;  // also for e4m3, which goes further
     const I bounded = magnitude < too_large ? magnitude : zero + too_large;

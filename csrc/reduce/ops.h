@@ -1,9 +1,9 @@
 // The arithmetic of the ring on one element: how two partial results become one, and the scales of
 // avg and premul_sum.
 //
-// Integers wrap. Floats are rounded once an operation, small floats through float, so that what
-// travels on the wire is what was computed. min and max propagate NaN from either side, take -0 to
-// be less than +0, and so do not depend on the order of their operands.
+// Integers wrap. Floats are rounded once an operation, small floats through float, so that the wire
+// carries exactly what was computed. min and max propagate NaN from either side and take -0 to be
+// less than +0, so they do not depend on the order of their operands.
 #pragma once
 
 #include "reduce/dtype.h"
@@ -17,7 +17,7 @@ constexpr bool is_bitwise(Combine c) {
 template <Combine C, class T>
 inline constexpr bool combines = std::is_integral_v<T> || !is_bitwise(C);
 
-// How a float type lies in memory: for arithmetic on its bits.
+// The layout of a float type in memory, for arithmetic on its bits.
 template <class T>
 struct FloatBits {
   using Bits = typename T::Bits;
@@ -40,8 +40,8 @@ RK_INLINE T one_nan(T x) {
   return x == x ? x : bits_as<T>(FloatBits<T>::kNaN);
 }
 
-// The smaller or the larger of two floats of any size, found on their bits: read as integers, with
-// the magnitude of negative ones inverted, they are in order.
+// Returns the smaller or the larger of two floats of any size by comparing their bits: read as
+// integers, with the magnitude of negative ones inverted, they are in order.
 template <Combine C, class T>
 RK_INLINE T extreme_float(T x, T y) {
   using Bits = typename FloatBits<T>::Bits;

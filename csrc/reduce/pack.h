@@ -1,9 +1,9 @@
-// The arithmetic of the ring on whole words: what one thread of a CUDA kernel combines at once.
+// The arithmetic of the ring on whole words, which one thread of a CUDA kernel combines at once.
 //
-// A word is 8 bytes of elements, what an LL line carries. A pack is 16 bytes, the widest access of
+// A word is 8 bytes of elements, the data of an LL line. A pack is 16 bytes, the widest access of
 // the kernels: any structure of two words, `lo` and `hi`. Each element gets the bits that `combine`
-// and `scale` of reduce/ops.h give it. In a word that is filled in part, the rest is computed as
-// well, which does no harm.
+// and `scale` of reduce/ops.h give it. The rest of a partly filled word is computed as well, which
+// does no harm.
 #pragma once
 
 #include "reduce/ops.h"
@@ -18,11 +18,11 @@ struct Lanes {
 };
 
 #if defined(__CUDA_ARCH__)
-// Instructions that do two or four elements at once, where they give the bits of `combine`: all end
-// in the one NaN, and min and max take -0 to be less than +0. `combine` goes through a float, these
-// do not (f16, bf16) or go through an f16 (fp8): rounding twice is rounding once if the number in
-// between has over twice the bits. Not so the products of bf16: next to zero a float, which has the
-// same exponents, has no bits to spare.
+// Instructions that compute two or four elements at once, where they give the bits of `combine`:
+// all return the one NaN, and min and max take -0 to be less than +0. `combine` goes through a
+// float, while these do not (f16, bf16) or go through an f16 (fp8): rounding twice equals rounding
+// once if the number in between has more than twice the bits. This does not hold for products of
+// bf16: next to zero a float, which has the same exponents, has no bits to spare.
 namespace device {
 
 template <Combine C, class T>
@@ -93,7 +93,7 @@ RK_INLINE uint64_t combine_word(uint64_t incoming, uint64_t mine) {
   if constexpr (is_bitwise(C)) {
     return combine_integer<C>(incoming, mine);
   } else if constexpr (C == Combine::sum && std::is_integral_v<T> && sizeof(T) == 1) {
-    // Eight sums in one: without their top bits, none carries into the next.
+    // Eight sums in one: without their top bits, no sum carries into the next.
     constexpr uint64_t top = 0x8080808080808080u;
     return ((incoming & ~top) + (mine & ~top)) ^ ((incoming ^ mine) & top);
   } else {
@@ -128,8 +128,8 @@ RK_INLINE P scale_pack(P pack, wide_t<T> factor) {
   return P{scale_word<S, T>(pack.lo, factor), scale_word<S, T>(pack.hi, factor)};
 }
 
-// ---- The same, told at run time: kernels are then fewer, and a switch a pack costs little next to
-// the pack's accesses to memory. Asked for a combine that T lacks, they return `incoming`;
+// ---- The same with the combine given at run time: this needs fewer kernels, and a switch per pack
+// costs little next to its accesses to memory. For a combine that T lacks, they return `incoming`;
 // integers have no scales.
 
 #define RK_CASE(e)                                                               \

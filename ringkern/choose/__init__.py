@@ -1,4 +1,4 @@
-"""The choice of algorithm, protocol and ring order, and what it rests on.
+"""The choice of algorithm, protocol and ring order, with the data that it uses.
 
 :mod:`~ringkern.choose.tables` holds the rows from which ``"auto"`` chooses,
 :mod:`~ringkern.choose.cost` the predicted times, :mod:`~ringkern.choose.cache` the files that

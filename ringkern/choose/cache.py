@@ -1,8 +1,8 @@
-"""Where tunings are kept: ``$XDG_CACHE_HOME/ringkern``, else ``~/.cache/ringkern``, a file for each
-machine that shares the directory; and ringkern's own, for machines where nobody has measured.
+"""The files of tunings: in ``$XDG_CACHE_HOME/ringkern``, or else ``~/.cache/ringkern``, one for
+each machine that shares the directory; and ringkern's own, for machines where nobody has measured.
 
-A file is replaced whole, so that whoever reads it meanwhile has the old one or the new one. Nothing
-here needs torch.
+A file is replaced whole, so that a concurrent reader has the old one or the new one. This module
+does not need torch.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from .tuning import Tuning, TuningError, dump, parse
 
 SHIPPED = Path(__file__).parent / "tunings"  # a file for each processor, and one for CUDA
 DEFAULT = SHIPPED / "amd-family-26.json"  # for processors of other makers
-PREDICTED = SHIPPED / "cuda-predicted.json"  # by `python -m ringkern model --write`
+PREDICTED = SHIPPED / "cuda-predicted.json"  # written by `python -m ringkern model --write`
 AGAIN = "run `python -m ringkern tune` again, or delete the file"
 
-_MOST_BYTES = 4 << 20  # of a file; ours have less than a hundredth
+_MOST_BYTES = 4 << 20  # of a file; ringkern's own have less than a hundredth
 
 
 def folder() -> Path:
-    """``$XDG_CACHE_HOME/ringkern``, or the same in ``~/.cache``."""
+    """Returns ``$XDG_CACHE_HOME/ringkern``, or the same in ``~/.cache``."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    # A relative one is to be ignored, as the specification of these variables says.
+    # The specification of these variables says that a relative path is ignored.
     return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "ringkern"
 
 
 def file_of(machine: Identity) -> Path:
-    """Where the tuning of a machine is kept."""
+    """Returns the file for the tuning of a machine."""
     return folder() / f"tuning-{machine.id}.json"
 
 
 def read(path: Path, machine: Identity | None = None) -> Tuning:
-    """The content of a file.
+    """Reads a file.
 
     Args:
-        machine: the one that it must have been measured on; ``None``: any.
+        machine: the machine on which it must have been measured; ``None``: any.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no such file.
         TuningError: it cannot be read, or is broken, of another version, or of another machine.
     """
     tuning = parse(_text_of(path))
@@ -56,7 +56,7 @@ def read(path: Path, machine: Identity | None = None) -> Tuning:
 
 def _text_of(path: Path) -> str:
     try:
-        # A pipe of that name would be waited for.
+        # Does not block if the path is a pipe.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
@@ -70,7 +70,7 @@ def _text_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def alone_in(directory: Path) -> Iterator[None]:
-    """While the block runs, no other process is in one for the same directory. Makes it if needed.
+    """Keeps other processes out of the directory while the block runs. Makes it if needed.
 
     Raises:
         OSError: it cannot be made or written; the text says what to do.
@@ -89,7 +89,7 @@ def alone_in(directory: Path) -> Iterator[None]:
 
 
 def write(path: Path, tuning: Tuning, mode: int = 0o600) -> None:
-    """Puts a file in place of whatever is there, at once.
+    """Replaces a file as a whole.
 
     Raises:
         OSError: it cannot be written; the text says what to do.
@@ -112,7 +112,7 @@ def write(path: Path, tuning: Tuning, mode: int = 0o600) -> None:
 
 
 def check_writable(directory: Path) -> None:
-    """Makes a directory, and sees that a file can be put there.
+    """Makes a directory, and checks that a file can be put there.
 
     Raises:
         OSError: it cannot; the text says what to do.
@@ -125,7 +125,7 @@ def check_writable(directory: Path) -> None:
 
 
 def _check_owner(directory: Path) -> None:
-    """Root does not write where the files would then be in a user's way, as sudo has it."""
+    """Raises if root would write into a user's directory, as under sudo."""
     if os.geteuid() != 0:
         return
     there = next(p for p in (directory, *directory.absolute().parents) if p.exists())

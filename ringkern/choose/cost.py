@@ -1,10 +1,10 @@
-"""How long a collective takes, from what it moves and how often it waits for another rank.
+"""The time of a collective, from the bytes that it moves and the number of waits for other ranks.
 
     time = base + hops * hop + bytes on the wire / bandwidth
 
-``base`` is what a call costs before anything moves, ``hop`` the latency from rank to rank, and the
-bandwidth that of the link: of an NVLink or a PCIe path, or, between processes on a CPU, of the
-cache in which a tensor of that size stays. Nothing here needs torch or a device.
+``base`` is the cost of a call before anything moves, and ``hop`` the latency from rank to rank. The
+bandwidth is that of the link: of an NVLink or a PCIe path, or, between processes on a CPU, of the
+cache that holds a tensor of that size. Nothing here needs torch or a device.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 # Bytes on the wire for each byte of data: csrc/core/wire.h.
 OVERHEAD = {"simple": 1.0, "ll": 2.0, "ll128": 128 / 120}
-# The same of the direct all-reduces on a CPU, whose lines are 64 bytes: csrc/cpu/mesh.h. On CUDA
+# The same for the direct all-reduces on a CPU, whose lines have 64 bytes: csrc/cpu/mesh.h. On CUDA
 # they have the lines of the ring.
 _DIRECT_ON_CPU = {"simple": 1.0, "ll": 64 / 56}
 
@@ -23,11 +23,11 @@ ANY_SIZE = 2**62  # bytes; more than any tensor has
 
 
 class Way(NamedTuple):
-    """How a collective is run.
+    """A way to run a collective.
 
     Attributes:
-        algorithm, protocol: their names, as ``"ring"`` and ``"ll"``.
-        channels: that run at the same time.
+        algorithm, protocol: their names, such as ``"ring"`` and ``"ll"``.
+        channels: the number of channels that run at the same time.
     """
 
     algorithm: str
@@ -39,12 +39,12 @@ class Way(NamedTuple):
 
 
 def hops(way: Way, collective: str, ranks: int) -> int:
-    """Returns how many hops, one after the other, the first byte of a call makes.
+    """Returns the number of consecutive hops of the first byte of a call.
 
     Args:
-        way: that the call goes.
-        collective: as ``"all_reduce"``.
-        ranks: how many.
+        way: the way of the call.
+        collective: such as ``"all_reduce"``.
+        ranks: number of ranks.
     """
     if ranks == 1:
         return 0
@@ -54,12 +54,12 @@ def hops(way: Way, collective: str, ranks: int) -> int:
 
 
 def wire_bytes(way: Way, collective: str, ranks: int, nbytes: float, device: str = "cpu") -> float:
-    """Bytes that a rank sends, flags included.
+    """Returns the bytes that a rank sends, flags included.
 
     Args:
         way, collective, ranks: as for :func:`hops`.
-        nbytes: of the tensor of an all-reduce; of the other collectives, of all ranks' parts
-            together, as nccl-tests counts.
+        nbytes: of the tensor of an all-reduce; for other collectives, of all ranks' parts together,
+            as nccl-tests counts.
         device: ``"cpu"`` or ``"cuda"``.
     """
     if ranks == 1:
@@ -77,10 +77,10 @@ def wire_bytes(way: Way, collective: str, ranks: int, nbytes: float, device: str
 
 
 class Tier(NamedTuple):
-    """A bandwidth, and the size of the tensor up to which it holds.
+    """A bandwidth, and the largest size of a tensor for which it holds.
 
     Attributes:
-        up_to: bytes.
+        up_to: that size, in bytes.
         gb_s: 1e9 bytes a second, on the wire.
     """
 
@@ -93,11 +93,11 @@ class Cost:
     """The cost of one way over one kind of link.
 
     Attributes:
-        base_us: before anything moves.
-        hop_us: a journey from rank to rank.
-        tiers: bandwidths, by the size of the tensor, rising; the last one has ``ANY_SIZE``. A
-            larger tensor moves its first bytes at the first bandwidth, and so on, so that the time
-            has no steps.
+        base_us: microseconds before anything moves.
+        hop_us: microseconds from rank to rank.
+        tiers: bandwidths by the size of the tensor, in rising order; the last one has
+            ``ANY_SIZE``. A larger tensor moves its first bytes at the first bandwidth, and so on,
+            so that the time has no steps.
         device: ``"cpu"`` or ``"cuda"``.
     """
 
@@ -107,7 +107,7 @@ class Cost:
     device: str = "cpu"
 
     def time_us(self, way: Way, collective: str, ranks: int, nbytes: float) -> float:
-        """Predicted microseconds of a call.
+        """Returns the predicted microseconds of a call.
 
         Args:
             way, collective, ranks, nbytes: as for :func:`wire_bytes`.
@@ -133,7 +133,7 @@ def bus_share(collective: str, ranks: int) -> float:
 
 
 def bus_bandwidth(collective: str, ranks: int, nbytes: float, time_us: float) -> float:
-    """GB/s that each link of a ring carries, as nccl-tests counts: comparable between ranks.
+    """Returns the GB/s on each link of a ring, as nccl-tests counts; comparable between ranks.
 
     Args:
         collective, ranks, nbytes: as for :func:`wire_bytes`.

@@ -1,5 +1,5 @@
-"""The machine as a search for rings sees it: the links between its ranks, and who shares
-them."""
+"""The machine as the search for rings needs it: the links between its ranks, and the ranks that
+share them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class Edge(NamedTuple):
     """One direction of a link.
 
     Attributes:
-        name: as "gpu0>gpu1 NVLink".
+        name: such as "gpu0>gpu1 NVLink".
         gb_s: of all its lanes together.
-        lanes: how many.
+        lanes: number of lanes.
     """
 
     name: str
@@ -23,13 +23,13 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True)
 class Fabric:
-    """Ranks, and what their data crosses on its way from one to the other.
+    """Ranks, and the edges that data crosses between them.
 
     Attributes:
         size: number of ranks.
-        edges: directed; hops that cross the same one share its bandwidth.
-        routes: for each ordered pair of ranks, the indices of the edges that its data crosses;
-            missing: the pair has no way from memory to memory.
+        edges: directed; hops over the same edge share its bandwidth.
+        routes: for each ordered pair of ranks, the indices of the edges between them; missing: no
+            route from memory to memory.
         kinds: for each ordered pair, the slowest kind of link on its route, in nvidia-smi's
             letters: NVL, NVS (NVLink by a switch), C2C, PIX, PXB, PHB, SYS, or LOC (one device).
     """
@@ -40,6 +40,6 @@ class Fabric:
     kinds: dict[tuple[int, int], str]
 
     def gb_s(self, source: int, target: int) -> float:
-        """From source to target, if they have the route for themselves; 0 where there is none."""
+        """Returns the bandwidth from source to target without other traffic; 0: no route."""
         route = self.routes.get((source, target))
         return min(self.edges[e].gb_s for e in route) if route else 0.0

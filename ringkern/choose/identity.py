@@ -1,4 +1,4 @@
-"""Identifies a machine, as far as measured times depend on it; and a short name for that.
+"""Identifies a machine by the properties that affect measured times, with a short name for them.
 
 Nothing here needs torch, a device or a library of one.
 """
@@ -25,10 +25,10 @@ class Identity:
     """A machine and the version of ringkern's transport.
 
     Attributes:
-        cpu: model, as the system names it.
-        cores: hardware threads.
+        cpu: the model, as the system names it.
+        cores: number of hardware threads.
         caches: bytes of the first core's data caches, from the first level on.
-        gpus: models, in the driver's order.
+        gpus: the models, in the driver's order.
         wire: ``ringkern._C.wire_version``.
     """
 
@@ -40,14 +40,14 @@ class Identity:
 
     @property
     def id(self) -> str:
-        """12 hexadecimal digits; another machine has others."""
+        """Returns 12 hexadecimal digits, which differ between machines."""
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def likeness(self, other: Identity) -> tuple[bool, ...]:
-        """How alike this processor and that of ``other`` are: the larger, the more alike.
+        """Compares this processor with that of ``other``; the larger the result, the more similar.
 
-        Names a CPU by maker, family, model and size of the last-level cache.
+        It compares maker, family, model and size of the last-level cache of the CPU.
         """
 
         def facts(machine: Identity) -> list[object]:
@@ -65,12 +65,12 @@ class Identity:
 
 @functools.cache
 def of_this_machine(wire: int, root: Path = Path("/")) -> Identity:
-    """The identity of the machine whose ``/proc`` and ``/sys`` are under ``root``."""
+    """Returns the identity of the machine whose ``/proc`` and ``/sys`` are under ``root``."""
     return Identity(_cpu(root), os.cpu_count() or 1, _caches(root), _gpus(root), wire)
 
 
 def _caches(root: Path) -> tuple[int, ...]:
-    """Bytes of each level of data cache of the first core, rising; empty where nobody says."""
+    """Returns the bytes of each level of data cache of the first core; empty if unknown."""
     by_level = {cache.level: cache.size for cache in linux.data_caches(root / "sys", 0)}
     return tuple(sorted(by_level.values()))
 
@@ -81,7 +81,7 @@ def _cpu(root: Path) -> str:
         for line in (root / "proc/cpuinfo").read_text(errors="replace").splitlines():
             name, _, value = line.partition(":")
             fields.setdefault(name.strip(), value.strip())
-    # One virtual machine calls all of a maker's processors alike; arm names no model, but numbers.
+    # A virtual machine may give all processors of a maker one name; Arm gives numbers and no model.
     numbers = ("cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU variant")
     named = [f"{name} {fields[name]}" for name in numbers if name in fields]
     model = fields.get("model name") or platform.machine()

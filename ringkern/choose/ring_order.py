@@ -9,21 +9,20 @@ from .. import _C
 
 
 def orders(buses: list[str], channels: int) -> list[list[int]]:
-    """The orders that make the most of the links between these GPUs of this machine.
+    """Returns the orders that use the links between these GPUs of this machine best.
 
     Args:
-        buses: of each rank's GPU, by rank, its place on the PCI bus; several ranks may have one.
-        channels: rings at a time; there is an order for each, or fewer, which they share.
+        buses: by rank, the PCI bus id of its GPU; several ranks may have one GPU.
+        channels: rings at a time. Each has its own order, or several share one.
 
     Returns:
-        At most ``_C.most_orders`` orders of all ranks; none where the ranks are as well off as they
-        are numbered, where they are too many for another order, or where too little is known of the
-        machine.
+        At most ``_C.most_orders`` orders of all ranks; none if the order of the numbers is as good,
+        if there are too many ranks for another order, or if too little is known of the machine.
 
     Raises:
-        ValueError: ranks have no way to each other's memory, and no ring avoids that.
+        ValueError: some ranks have no route to each other's memory, and no ring avoids that.
     """
-    from . import rings, topology  # which most programs have no need of
+    from . import rings, topology  # not loaded by most programs
 
     if len(buses) > _C.most_ordered_ranks:
         return []

@@ -1,9 +1,9 @@
-"""Tables by which ``"auto"`` chooses algorithm and protocol from the size of a tensor.
+"""Tables from which ``"auto"`` chooses algorithm and protocol by the size of a tensor.
 
-The quickest by :mod:`ringkern.choose.cost` is chosen, from times that ``python -m ringkern tune``
-measured on this machine, or from ringkern's own: measurements of another one, and for CUDA
-predictions. A table is made once a process, for each kind of device and number of ranks; all ranks
-of a ring take the one of rank 0.
+The fastest way by :mod:`ringkern.choose.cost` is chosen. Its times were measured on this machine by
+``python -m ringkern tune``, or are ringkern's own: measurements of another machine, and predictions
+for CUDA. A process makes one table for each kind of device and number of ranks; all ranks of a ring
+take the table of rank 0.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ DEVICES = ("cpu", "cuda")
 
 SAMPLES = 16  # for each factor of two
 LARGEST = 1 << 30  # bytes; from there on nothing changes
-# The value of a row: as much as a way that wins by 2 % over a factor of two.
+# The price of a row: the gain of a way that wins by 2 % over a factor of two.
 _PRICE = 0.02 * SAMPLES
-# A cost says little about sizes at which a way was hopeless and not measured any more: it is taken
-# there only where all are.
+# The cost of a way says little about sizes at which it was hopeless and no longer measured: it is
+# used there only if that holds for all ways.
 _A_GUESS = 1e6
-# How far the ring must be ahead of the ways that take none to be "auto" on a CPU: tensors in shared
-# memory are reduced in place by two_shot alone, several times faster, and costs do not tell them.
+# The lead that the ring must have over the direct ways to be "auto" on a CPU: only two_shot reduces
+# tensors in shared memory in place, several times faster, and the costs do not include that.
 _AHEAD = 1.1
 
 SIZES = tuple(dict.fromkeys(round(2 ** (i / SAMPLES)) for i in range(30 * SAMPLES + 1)))
@@ -42,7 +42,7 @@ class Costs(NamedTuple):
 
     Attributes:
         measured: the measurements or predictions, and the costs that were fitted to them.
-        source: where they come from, in words.
+        source: their origin, in words.
     """
 
     measured: Measured
@@ -51,7 +51,7 @@ class Costs(NamedTuple):
 
 @functools.cache
 def table(device: str, ranks: int, one_device: bool = False) -> dict[str, Rows]:
-    """The lists of csrc/core/choice.h for ``ranks`` ranks on a kind of device.
+    """Returns the lists of csrc/core/choice.h for ``ranks`` ranks on a kind of device.
 
     Bytes are those of one rank's part of a call: of the tensor of an all-reduce, of one shard of
     the other collectives.
@@ -71,12 +71,12 @@ def table(device: str, ranks: int, one_device: bool = False) -> dict[str, Rows]:
 
 
 def source(device: str, ranks: int) -> str:
-    """Where the :func:`table` of a device and a number of ranks comes from, in words."""
+    """Returns the origin of the :func:`table` of a device and number of ranks, in words."""
     return costs(device, ranks).source
 
 
 def way_of(rows: Rows, nbytes: int) -> Way:
-    """The way that rows say.
+    """Returns the way of a call by the rows of a list.
 
     Args:
         rows: one of the lists of a :func:`table`.
@@ -87,10 +87,11 @@ def way_of(rows: Rows, nbytes: int) -> Way:
 
 @functools.cache
 def costs(device: str, ranks: int) -> Costs:
-    """Returns the costs behind the table for so many ranks.
+    """Returns the costs behind the table for this many ranks.
 
-    The user's own measurements come before ringkern's. On a CPU those count whose ranks had a core
-    each, or had not, as these do; and of these, the nearest number of ranks.
+    The user's own measurements come before ringkern's. On a CPU, measurements count in which ranks
+    shared cores if these ranks do, and otherwise not; of these, those with the nearest number of
+    ranks.
     """
     here = identity.of_this_machine(_C.wire_version)
     crowded = ranks > here.cores if device == "cpu" else None
@@ -108,12 +109,12 @@ def _measured_as(fit: Measured) -> str:
 
 
 def shipped(ranks: int, crowded: bool, here: identity.Identity | None = None) -> Costs:
-    """Returns what ringkern measured itself with the nearest number of ranks on a CPU.
+    """Returns ringkern's own measurements with the nearest number of ranks on a CPU.
 
     Args:
         crowded: whether ranks share cores.
-        here: the machine, of which the likest processor's measurements are taken; ``None``: the
-            default.
+        here: the machine; the measurements of the most similar processor are taken. ``None``: the
+            default ones.
     """
     own = _default() if here is None else _likest(here)
     fit = _nearest(own, "cpu", ranks, crowded) or min(own.measured, key=lambda m: m.ranks)
@@ -129,12 +130,12 @@ def _predicted(ranks: int) -> Costs:
 
 
 def forget() -> None:
-    """Reads the files again when a table is asked for; rings that are there keep theirs."""
+    """Makes the next table read the files again; existing rings keep their tables."""
     for cached in (table, costs, _own, _default, _likest):
         cached.cache_clear()
 
 
-# ---- what was measured --------------------------------------------------------------------------
+# ---- measurements -------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -159,7 +160,7 @@ def _default() -> Tuning:
 
 @functools.cache
 def _likest(here: identity.Identity) -> Tuning:
-    # The file for CUDA is like no machine, and of equals the first is taken.
+    # The file for CUDA resembles no machine, and the first of equal ones is taken.
     found = [_default(), *(cache.read(p) for p in sorted(cache.SHIPPED.iterdir()))]
     return max(found, key=lambda tuning: here.likeness(tuning.machine))
 
@@ -180,10 +181,10 @@ def _nearest(
 
 
 def rows_for(measured: Measured, ranks: int, one_device: bool = False) -> dict[str, Rows]:
-    """The rows of each list, from what was measured with this or another number of ranks.
+    """Returns the rows of each list from ``measured``, with this or another number of ranks.
 
     Args:
-        one_device: as for :func:`table`.
+        one_device: see :func:`table`.
     """
     ranks = max(2, ranks)  # a ring of one moves nothing: any way is as good
     device = measured.device
@@ -205,24 +206,24 @@ def rows_for(measured: Measured, ranks: int, one_device: bool = False) -> dict[s
 
 
 def _exists(way: Way, device: str, ranks: int) -> bool:
-    """Tells if an all-reduce has a way: on CUDA only so many ranks can do without the ring."""
+    """Returns whether an all-reduce has a way; on CUDA this depends on the number of ranks."""
     asked = ("auto", "auto", False, False)
     return not _C.why_not(device, "all_reduce", ranks, "float32", way[:2], *asked)
 
 
 def may_be_unasked(way: Way, device: str, one_device: bool = False) -> bool:
-    """Tells if a call may go a way that it does not ask for.
+    """Returns whether a call may go a way that it does not ask for.
 
     Args:
         device: ``"cpu"`` or ``"cuda"``.
-        one_device: as for :func:`table`.
+        one_device: see :func:`table`.
     """
-    # LL128 needs memory that shows 128 bytes at once, as over NVLink; that is not probed.
+    # LL128 needs memory that shows 128 bytes at once, as NVLink does; that is not probed.
     return device == "cpu" or one_device or way.protocol != "ll128"
 
 
 def _times(measured: Measured, name: str, ranks: int, parts: int) -> dict[Way, list[float]]:
-    """Predicted microseconds of each way at each of ``SIZES``, of one rank's part."""
+    """Returns the predicted microseconds of each way at each of ``SIZES``, of one rank's part."""
     found = {}
     for way in ways_of(name, measured.device):
         most, cost = measured.largest(name, way), measured.ways[name, way].cost
@@ -233,10 +234,10 @@ def _times(measured: Measured, name: str, ranks: int, parts: int) -> dict[Way, l
 
 
 def rows_of(times: dict[Way, list[float]]) -> Rows:
-    """The quickest of some ways at each size, in few rows.
+    """Returns the fastest of some ways at each size, in few rows.
 
-    The loss of the rows against the quickest way, summed over sizes, is minimal, where a
-    row costs as much as a loss of 2 % over a factor of two. The first of equal ways is taken.
+    The loss of the rows against the fastest way, summed over sizes, is minimal, where a row costs
+    as much as a loss of 2 % over a factor of two. The first of equal ways is taken.
 
     Args:
         times: of each way at each of ``SIZES``, in any unit.
@@ -251,9 +252,9 @@ def rows_of(times: dict[Way, list[float]]) -> Rows:
 
 
 def _cheapest(lost: list[list[float]], price: float) -> list[tuple[int, int]]:
-    """(first sample, way) of each row, so that losses and the price of the rows are the least."""
+    """Returns (first sample, way) of each row, for the least sum of losses and price of rows."""
     sums = list(lost[0])
-    before: list[list[int]] = []  # of each later sample: for each way that of the sample before
+    before: list[list[int]] = []  # for each later sample and way: the way of the previous sample
     for losses in lost[1:]:
         best = min(range(len(sums)), key=lambda i: sums[i])
         came = [i if own <= sums[best] + price else best for i, own in enumerate(sums)]

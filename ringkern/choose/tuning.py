@@ -1,7 +1,7 @@
-"""The costs of each way on a machine, as ``python -m ringkern tune`` measured them, or ``model``
-predicts them; as text too.
+"""The costs of each way on a machine, measured by ``python -m ringkern tune`` or predicted by
+``model``; also as text.
 
-A file of JSON: ``ringkern.choose.cache`` says where it is. Nothing here needs torch.
+They are kept in a JSON file, see ``ringkern.choose.cache``. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERSION = 1
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
 RING = tuple(Way("ring", protocol) for protocol in ("simple", "ll", "ll128"))
-# The all-reduces that take no ring, of each kind of device; the first of equal ones is taken.
+# The all-reduces without the ring, for each kind of device; of equal ones, the first is taken.
 DIRECT = {
     "cpu": (Way("two_shot", "simple"), Way("one_shot", "simple"), Way("one_shot", "ll")),
     "cuda": (Way("one_shot", "ll"), Way("two_shot", "ll")),
@@ -36,11 +36,11 @@ class TuningError(ValueError):
 
 @dataclass(frozen=True)
 class Fitted:
-    """One way's cost, and what it was fitted to.
+    """The cost of one way, and the points to which it was fitted.
 
     Attributes:
         cost: with the sizes of :func:`ringkern.choose.cost.wire_bytes`.
-        points: (bytes, microseconds) as measured; none, where they were predicted.
+        points: measured (bytes, microseconds); none if the cost was predicted.
     """
 
     cost: Cost
@@ -54,10 +54,10 @@ class Measured:
     Attributes:
         device: ``"cpu"`` or ``"cuda"``.
         ranks: number of ranks, all on one machine.
-        date: as ``"2026-11-21"``; or ``"predicted"``.
-        command: that measured it.
+        date: such as ``"2026-11-21"``; or ``"predicted"``.
+        command: the command that measured it.
         ways: by collective and way; all of :func:`ways_of`.
-        gpu: model on which all ranks were, in one process; ``""`` for a CPU.
+        gpu: the model on which all ranks were, in one process; ``""`` for a CPU.
     """
 
     device: str
@@ -68,9 +68,9 @@ class Measured:
     gpu: str = ""
 
     def largest(self, collective: str, way: Way) -> int:
-        """Bytes up to which a collective was measured on a way; any, where no other went further.
+        """Returns the bytes up to which a collective was measured on a way; any if it is the most.
 
-        Where only others were, it had been slow before, and what it costs there is a guess.
+        A way that others exceed was slow at smaller sizes, and its cost at larger ones is a guess.
         """
         largest = {
             key: max((size for size, _ in fitted.points), default=0)
@@ -86,7 +86,7 @@ class Tuning:
     """The content of a tuning file.
 
     Attributes:
-        machine: on which it was measured, and counts.
+        machine: the machine on which it was measured, and for which it holds.
         measured: one for each device and number of ranks.
     """
 
@@ -94,17 +94,17 @@ class Tuning:
     measured: tuple[Measured, ...]
 
     def with_measured(self, new: Measured) -> Tuning:
-        """This with ``new`` in the place of what was measured of its device and ranks."""
+        """Returns a copy in which ``new`` replaces the measurements of its device and ranks."""
         kept = [m for m in self.measured if (m.device, m.ranks) != (new.device, new.ranks)]
         everything = sorted([*kept, new], key=lambda m: (m.device, m.ranks))
         return Tuning(self.machine, tuple(everything))
 
 
 def ways_of(collective: str, device: str) -> tuple[Way, ...]:
-    """The ways of a collective that are measured and chosen from on a kind of device.
+    """Returns the ways of a collective that are measured and chosen from on a kind of device.
 
-    Without the two_shot over Simple of a ring on one CUDA device, which needs no measurement: it is
-    the quickest at every size.
+    Leaves out two_shot over Simple in a ring on one CUDA device, which needs no measurement: it is
+    the fastest at every size.
     """
     return (*DIRECT[device], *RING) if collective == "all_reduce" else RING
 
@@ -150,17 +150,17 @@ class _File:
 
 
 def parse(text: str) -> Tuning:
-    """The content of a tuning file.
+    """Returns the content of a tuning file.
 
     Raises:
-        TuningError: anything in it is not as :func:`dump` writes it.
+        TuningError: some of it is not in the form that :func:`dump` writes.
     """
     try:
         content = decode.load(text, "the text")
         if isinstance(content, dict) and isinstance(content.get("measured"), list):
             for run in content["measured"]:
                 if isinstance(run, dict):
-                    run.setdefault("gpu", "")  # as in files that know of no GPU
+                    run.setdefault("gpu", "")  # as in files from before this field
         file: _File = decode.build(_File, content, "the text")
     except ValueError as error:
         raise TuningError(str(error)) from None
@@ -197,7 +197,7 @@ def _fitted(found: _Way, device: str) -> tuple[tuple[str, Way], Fitted]:
 
 
 def dump(tuning: Tuning) -> str:
-    """The text of a file."""
+    """Returns the text of a file."""
     head = {"format": FORMAT, "version": VERSION, "machine": asdict(tuning.machine)}
     lines = []
     for m in tuning.measured:

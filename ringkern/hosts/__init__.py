@@ -1,9 +1,9 @@
-"""Groups whose ranks are on several hosts: which rank is on which, and what joins the hosts.
+"""Groups whose ranks are on several hosts: the host of each rank, and the engines between hosts.
 
 A host is a set of ranks that can share memory: they have one kernel (the same boot id) and one
-network namespace, or the same ``RINGKERN_HOST``. Within a host the ring reduces; between hosts an
-engine does, which is a backend of torch.distributed as Gloo or NCCL: ringkern opens no connection
-over a network itself.
+network namespace, or the same ``RINGKERN_HOST``. Within a host the ring reduces. Between hosts an
+engine does, which is a backend of torch.distributed such as Gloo or NCCL: ringkern itself opens no
+connection over a network.
 """
 
 from __future__ import annotations

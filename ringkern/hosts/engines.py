@@ -1,7 +1,7 @@
-"""Engines: what reduces between hosts, a backend of torch.distributed over some ranks of a group.
+"""Engines, which reduce between hosts: backends of torch.distributed over some ranks of a group.
 
-They are made as ``torch.distributed.new_group`` makes them, but over any store, without a default
-group, and between exactly these ranks: nobody else takes part.
+They are made in the same way as in ``torch.distributed.new_group``, but over any store, without a
+default group, and between exactly these ranks: no other rank takes part.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ class EngineMaker(Protocol):
         ranks: list[int],
         watched: Callable[[str, dist.Store], dist.Store] = dist.PrefixStore,
     ) -> Backend:
-        """Make an engine for ``device`` over these ranks."""
+        """Makes an engine for ``device`` over these ranks."""
 
 
-_LONGEST_S = 365.0 * 24 * 3600  # what engines can count, and longer than anybody waits
+_LONGEST_S = 365.0 * 24 * 3600  # the limit of engines, and longer than anybody waits
 
 _c10d: Any = dist.distributed_c10d
 _Make = Callable[[dist.Store, int, list[int], timedelta, str], Any]
 
 
 def engine_names(inter_host: str | None) -> dict[str, str]:
-    """Returns, by device, the name of the engine that joins hosts.
+    """Returns, by device, the name of the engine between hosts.
 
     Args:
-        inter_host: as ``"gloo"``, for both devices, or ``"cpu:gloo,cuda:nccl"``; ``None``:
-            ``RINGKERN_INTER_HOST``, or that.
+        inter_host: such as ``"gloo"``, for both devices, or ``"cpu:gloo,cuda:nccl"``; ``None``:
+            ``RINGKERN_INTER_HOST``, or ``"cpu:gloo,cuda:nccl"``.
 
     Raises:
-        ValueError: it is neither, or no backend of torch.distributed has that name.
+        ValueError: it has another form, or no backend of torch.distributed has that name.
         TypeError: it is no text.
     """
     if inter_host is None:
@@ -68,16 +68,16 @@ def engine_names(inter_host: str | None) -> dict[str, str]:
 
 
 def inter_host_costs(inter_host: str | None, crowded: bool) -> dict[str, tuple[int, int, bool]]:
-    """Returns, by device, how calls are cut that an engine carries between hosts.
+    """Returns, by device, the costs that cut the calls of an engine between hosts.
 
     Args:
-        inter_host: as for :func:`engine_names`.
-        crowded: as :class:`ringkern.hosts.Hosts` has it.
+        inter_host: see :func:`engine_names`.
+        crowded: see :class:`ringkern.hosts.Hosts`.
 
     Raises:
-        ValueError: as :func:`engine_names`.
+        ValueError: see :func:`engine_names`.
     """
-    # An engine that was not measured is taken to be like one that was.
+    # An engine that was not measured is assumed to be like one that was.
     on_cpu: InterHostCost = GLOO_CROWDED if crowded else GLOO
     on_cuda = on_cpu if engine_names(inter_host)["cuda"] == "gloo" else NCCL
     return {"cpu": on_cpu, "cuda": on_cuda}
@@ -91,13 +91,13 @@ def over_hosts(
     timeout_s: float,
     hosts: Hosts,
 ) -> dict[str, Any]:
-    """Returns the arguments by which ``_C`` joins several hosts. All ranks call it.
+    """Returns the arguments with which ``_C`` joins several hosts. All ranks call it.
 
     Args:
-        inter_host, store, name, rank, timeout_s, hosts: as for :func:`engine_maker`.
+        inter_host, store, name, rank, timeout_s, hosts: see :func:`engine_maker`.
 
     Raises:
-        ValueError, RuntimeError: as :func:`engine_maker`.
+        ValueError, RuntimeError: see :func:`engine_maker`.
     """
     size = len(hosts.host_of)
     return {
@@ -120,24 +120,24 @@ def engine_maker(
     """Returns the function that makes the engines of a communicator. All its ranks call it.
 
     Args:
-        inter_host: as for :func:`engine_names`.
-        store: that all ranks share.
-        name: of the communicator; the n-th of each rank under one name are one.
+        inter_host: see :func:`engine_names`.
+        store: a store that all ranks share.
+        name: of the communicator; the n-th calls of all ranks with one name belong together.
         rank: this rank, in the communicator's group.
         size: number of ranks of that group.
         timeout_s: of each call of an engine, and for its ranks to find each other.
         hosts: of the group, which MPI needs.
 
     Returns:
-        ``make(device, ranks, watched)``: an engine for tensors of ``"cpu"`` or ``"cuda"`` over
-        these ranks of the group, numbered in this order. This rank is one of them, and all of them
-        call it, in the same order. It waits for them; Gloo does so in ``watched(prefix, store)``,
-        where the caller can end that. It raises CommUsageError where the engine is not in this
-        torch, or has nothing for the device; and RendezvousError where the ranks do not meet.
+        ``make(device, ranks, watched)``: makes an engine for tensors of ``"cpu"`` or ``"cuda"``
+        over these ranks of the group, numbered in this order. This rank is one of them, and all of
+        them call it, in the same order. It waits for them; Gloo does so in ``watched(prefix,
+        store)``, where the caller can end the wait. It raises CommUsageError if the engine is not
+        in this torch, or does not support the device; and RendezvousError if the ranks do not meet.
 
     Raises:
-        ValueError: as :func:`engine_names`.
-        RuntimeError: of the store.
+        ValueError: see :func:`engine_names`.
+        RuntimeError: the store has failed.
     """
     names = engine_names(inter_host)
     prefix = unique_prefix(store, f"engines of {name}", rank, size)
@@ -166,8 +166,8 @@ def engine_maker(
             build = _BUILT_IN[engine]
         place = ranks.index(rank)
         try:
-            # A connection of its own. On a shared one, engines that two threads make in another
-            # order on another rank would wait for each other: a TCPStore waits under a lock.
+            # A separate connection: a TCPStore waits under a lock, so on a shared one, engines that
+            # two threads make in another order on another rank would wait for each other.
             wrap = watched if engine == "gloo" else dist.PrefixStore  # others also wait later
             own = wrap(key, shared.clone())
             found = build(own, place, list(ranks), timeout, key)
@@ -210,7 +210,7 @@ def _did_not_meet(engine: str, rank: int, ranks: list[int], error: Exception) ->
 
 
 def _class(engine: str, there: bool, *names: str) -> Any:
-    """torch's class of that engine, under whichever name this torch has it."""
+    """Returns torch's class of that engine, by whichever name this torch has for it."""
     for name in names if there else ():
         if (found := getattr(_c10d, name, None)) is not None:
             return found
@@ -227,9 +227,9 @@ def _missing(engine: str) -> str:
 
 def _gloo(store: dist.Store, place: int, ranks: list[int], timeout: timedelta, key: str) -> Any:
     made = _class("gloo", dist.is_gloo_available(), "ProcessGroupGloo", "BackendGloo")
-    # Gloo waits five times as long for a rank that should connect to it, and has died, and nobody
-    # can end that. To connect to one that listens takes no time; who does not listen yet is waited
-    # for in the store.
+    # Gloo waits five times as long for a rank that has died before it connects, and nobody can end
+    # that wait. Connecting to a rank that listens takes no time; a rank that does not listen yet is
+    # awaited in the store.
     connecting = min(timeout, timedelta(seconds=5))
     found = made(store, place, len(ranks), timeout=connecting)
     found._set_default_timeout(timeout)
@@ -256,10 +256,10 @@ def _mpi(store: dist.Store, place: int, ranks: list[int], timeout: timedelta, ke
 
 
 def _mpi_engines(rank: int, hosts: Hosts) -> dict[tuple[int, ...], list[Backend]]:
-    """All engines of MPI that a rank may need, by their ranks: two, for slots and for data.
+    """Makes all engines of MPI that a rank may need, by their ranks: two, for slots and for data.
 
-    All processes of mpirun have to take part whenever one is made, also those that are not in it;
-    so they are made at once, by all. And their ranks are those of mpirun.
+    All processes of mpirun have to take part whenever one is made, even if they are not in it. So
+    all processes make them at once. Their ranks are those of mpirun.
     """
     made = _class("mpi", dist.is_mpi_available(), "ProcessGroupMPI", "BackendMPI")
     flat, size = [made.create([]) for _ in range(2)], len(hosts.host_of)

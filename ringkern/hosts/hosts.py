@@ -11,19 +11,19 @@ from .. import decode
 from ..decode import Within
 from .peer import Peer
 
-# At most as long as in csrc/comm, and a number of 8 characters.
+# The same maximum as in csrc/comm, and a number of 8 characters.
 _Name = Annotated[str, Within(1, 256 + 8)]
 _Json = tuple[tuple[_Name, ...], tuple[int, ...], bool]
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """The hosts of a group, numbered by their first ranks: that of rank 0 is host 0.
+    """The hosts of a group, numbered by their first ranks: the host of rank 0 is host 0.
 
     Attributes:
-        names: of each host, no two alike.
-        host_of: of each rank, the number of its host.
-        crowded: whether some machine has more ranks than cores for them, as far as is known.
+        names: of each host, all different.
+        host_of: by rank, the number of its host.
+        crowded: whether some machine is known to have fewer cores than ranks.
     """
 
     names: tuple[str, ...]
@@ -32,27 +32,27 @@ class Hosts:
 
     @property
     def count(self) -> int:
-        """Number of hosts."""
+        """Returns the number of hosts."""
         return len(self.names)
 
     def ranks_on(self, host: int) -> tuple[int, ...]:
-        """The group's ranks on ``host``, rising; a rank's place among them is its local rank."""
+        """Returns the group's ranks on ``host``, rising; the index of a rank is its local rank."""
         return tuple(rank for rank, on in enumerate(self.host_of) if on == host)
 
     def name_of(self, rank: int) -> str:
-        """The name of the host of ``rank``."""
+        """Returns the name of the host of ``rank``."""
         return self.names[self.host_of[rank]]
 
     def to_json(self) -> str:
-        """For :meth:`from_json`."""
+        """Returns the text for :meth:`from_json`."""
         return json.dumps([self.names, self.host_of, self.crowded], separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes, size: int) -> Hosts:
-        """The hosts of ``size`` ranks that ``text`` is about.
+        """Returns the hosts of ``size`` ranks that ``text`` describes.
 
         Raises:
-            ValueError: it is not about these.
+            ValueError: it does not describe these.
         """
         where = f"the text on the hosts of {size} ranks"
         names, host_of, crowded = decode.build(_Json, decode.load(text, where), where)
@@ -63,7 +63,7 @@ class Hosts:
 
 
 def hosts_of(peers: Sequence[Peer]) -> Hosts:
-    """The hosts on which ranks are.
+    """Returns the hosts of these ranks.
 
     Args:
         peers: all ranks, by rank.
@@ -94,7 +94,7 @@ def hosts_of(peers: Sequence[Peer]) -> Hosts:
 
 
 def _crowded(peers: Sequence[Peer]) -> bool:
-    """Returns whether ranks share cores: by machine, as containers of one share its cores, too."""
+    """Returns whether ranks share cores; per machine, because its containers share cores, too."""
     machines: dict[str, list[Peer]] = {}
     for peer in peers:
         machines.setdefault(peer.host_key, []).append(peer)

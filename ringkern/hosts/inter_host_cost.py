@@ -1,4 +1,4 @@
-"""The parameters of the engine between hosts, by which ``csrc/hosts/stages.h`` cuts a call."""
+"""The costs of the engine between hosts, by which ``csrc/hosts/stages.h`` cuts a call."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ K, M = 1 << 10, 1 << 20
 
 
 class InterHostCost(NamedTuple):
-    """The engine between hosts, as far as a cut depends on it.
+    """The costs of the engine between hosts that determine a cut.
 
     Attributes:
-        rail_bytes: for each host and rail, from how many bytes on all rails are worth it: what a
-            rail moves in the time that another one, on the same cores, adds to a step.
-        stage_bytes: what the ring inside a host moves in the time that the engine waits in two
-            steps of a call, or in starting it.
-        tree: whether the engine's steps grow with the logarithm of the hosts, as those of two
-            trees do, or with the hosts, as those of a ring.
+        rail_bytes: bytes per host and rail from which all rails are used: the bytes that a rail
+            moves in the time that another rail on the same cores adds to a step.
+        stage_bytes: bytes that the ring inside a host moves in the time that the engine waits in
+            two steps of a call, or that it needs to start the call.
+        tree: whether the number of the engine's steps grows with the logarithm of the number of
+            hosts, as with two trees, or with that number, as with a ring.
     """
 
     rail_bytes: int
@@ -25,12 +25,13 @@ class InterHostCost(NamedTuple):
 
 
 # A call of Gloo between two hosts takes 36 us at best (bench/results/2026-11-21-cpu-2-ranks-peers
-# .json), some times that where threads have to be woken: 64 us, for two steps or for the start, at
-# 8 GB/s are 512 KiB. Where ranks outnumber cores threads also wait for a core. There the quickest
-# of several cuts, measured in turn, goes by twice as much (2 and 3 hosts of 2 and 3 ranks, network
-# namespaces of a machine with 2 cores, 3 to 64 MB).
+# .json), and several times that if threads have to be woken. 64 us, for two steps or for the start,
+# are 512 KiB at 8 GB/s. If ranks outnumber cores, threads also wait for a core. There the fastest
+# of several cuts, measured in turn, has twice as many bytes (2 and 3 hosts of 2 and 3 ranks,
+# network namespaces of a machine with 2 cores, 3 to 64 MB).
 GLOO = InterHostCost(16 * K, 512 * K, tree=False)
 GLOO_CROWDED = InterHostCost(3 * M // 2, M, tree=False)
-# Two steps of NCCL between hosts take 28 us by Simple, the start of a call 8 (scale/constants.py),
-# in which NVLinks move 5 MB and 1.5. A GPU has a NIC of its own: rails do not wait for each other.
+# Two steps of NCCL between hosts take 28 us over Simple, and the start of a call 8 us
+# (ringkern/tools/model/constants.py). NVLinks move 5 MB and 1.5 MB in these times. A GPU has its
+# own NIC: rails do not wait for each other.
 NCCL = InterHostCost(0, 3 * M, tree=True)

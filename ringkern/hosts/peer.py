@@ -1,6 +1,6 @@
-"""Where a rank runs, as it writes that into the store of its group.
+"""The location of a rank, as a record that it writes into the store of its group.
 
-Another rank may read any bytes there, so all of a record is checked.
+Another rank may read any bytes there, so every part of a record is checked.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Text = Annotated[str, Within(0, MAX_TEXT)]
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank, and the facts by which others tell if they share memory with it.
+    """A rank, and the facts by which others decide whether they share memory with it.
 
     Attributes:
         rank: its number.
         host: the host's name; two hosts may have the same.
-        boot_id: of the kernel, anew at each boot; ranks with the same are on one host.
-        pid_namespace: inode of the process's PID namespace; 0: not known.
+        boot_id: of the kernel, new at each boot; ranks with the same boot id are on one host.
+        pid_namespace: inode of the process's PID namespace; 0: unknown.
         pid: process id in that namespace.
         cores: logical CPUs on which the process may run.
-        network_namespace: inode of the process's network namespace; 0: not known.
-        named: the host's name that the user gave by ``RINGKERN_HOST``; "" where that is not set.
+        network_namespace: inode of the process's network namespace; 0: unknown.
+        named: the host's name in ``RINGKERN_HOST``; "" if that is not set.
     """
 
     rank: Number
@@ -56,7 +56,7 @@ class Peer:
         """Reads the record of a rank.
 
         Raises:
-            ValueError: it is not one, or another rank's; the text names the rank.
+            ValueError: it is no record, or that of another rank; the text names the rank.
         """
         where = f"the record of rank {rank}"
         if len(text) > MAX_BYTES:
@@ -73,22 +73,22 @@ class Peer:
 
     @property
     def host_key(self) -> str:
-        """The boot id, which ranks of one host have in common, or else the host's name."""
+        """Returns the boot id, which ranks of one host share, or else the host's name."""
         return self.boot_id or self.host
 
     @property
     def memory_key(self) -> str:
-        """A text that ranks have in common that can share memory.
+        """Returns a text that is equal for ranks that can share memory.
 
-        It is a name, or the machine and its network namespace, since the Unix sockets at which
-        ranks meet do not cross these.
+        It is a name, or the machine and its network namespace: the Unix sockets at which ranks meet
+        do not cross namespaces.
         """
         if self.named:
             return f"named {self.named}"
         return f"on {self.host_key} in {self.network_namespace}"
 
     def apart_from(self, other: Peer) -> str:
-        """Says why this rank and ``other`` cannot share memory; "" where nothing is known."""
+        """Returns why this rank and ``other`` cannot share memory; "" if no reason is known."""
         for what, mine, theirs in (
             ("boot id", self.boot_id, other.boot_id),
             ("network namespace", self.network_namespace, other.network_namespace),
@@ -99,12 +99,12 @@ class Peer:
 
 
 def this_peer(rank: int, *, named: str = "", proc_root: str | Path = "/proc") -> Peer:
-    """Returns this process as a :class:`Peer`; a fact that is not known keeps its default.
+    """Returns this process as a :class:`Peer`; an unknown fact keeps its default.
 
     Args:
         rank: its number.
-        named: as in :class:`Peer`.
-        proc_root: where the kernel describes this process.
+        named: see :class:`Peer`.
+        proc_root: the kernel's description of this process.
     """
     proc = Path(proc_root)
     return Peer(

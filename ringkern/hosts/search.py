@@ -1,9 +1,9 @@
-"""How the ranks of a group find out who is on which host, over a store of torch.distributed.
+"""Finds the host of each rank of a group, over a store of torch.distributed.
 
-Each rank says where it is when its communicator is made. The last one to say so has all that is
-needed, and leaves the answer, for which the others wait. A rank that gives up before leaves that as
-the answer, so that all ranks raise the same. Those who wait look whether a process has ended that
-they can see.
+Each rank publishes its location when its communicator is made. The last rank to do so has all
+locations, and publishes the answer, for which the others wait. A rank that gives up first publishes
+that as the answer, so that all ranks raise the same error. Waiting ranks check whether a process
+that they can see has ended.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from .peer import Peer, this_peer
 
 _logger = logging.getLogger("ringkern")
 
-# The same as C10dStore in csrc/torch/store.h: the last keeps many ranks from flooding the store.
+# The same as C10dStore in csrc/torch/store.h: the longest pause keeps many ranks from flooding the
+# store.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0001, 0.01
-# How often to look whether another rank has given up, and whether this one is overdue.
+# How often to check whether another rank has given up, and whether the timeout has passed.
 _LOOK_EVERY_S = 0.1
-# After that long without an answer, the rank that owes it has died.
+# After this long without an answer, the rank that owes it is assumed to have died.
 _GRACE_S = 2.0
 _FIRST_WARNING_S = 5.0
-# The value of a vote against; votes for are 1.
+# The value of a vote against; a vote for counts 1.
 _REFUSED = 1 << 32
 # The answer: a number for each rank, a name for each host.
 _MAX_BYTES = 1 << 20
@@ -45,19 +46,19 @@ Roster = tuple[str, list[tuple[int, int]], float]
 
 
 class Store(Protocol):
-    """The methods of a torch store that are used.distributed."""
+    """The methods of a torch.distributed store that are used here."""
 
     def set(self, key: str, value: str) -> object:
-        """Keeps ``value`` under ``key``."""
+        """Sets ``key`` to ``value``."""
 
     def get(self, key: str) -> bytes:
         """Returns the value of ``key``."""
 
     def add(self, key: str, value: int) -> int:
-        """Counts; the new sum."""
+        """Adds ``value`` to a counter; returns the sum."""
 
     def check(self, keys: list[str]) -> bool:
-        """Returns whether all ``keys`` are there. With ``wait`` a TCPStore would print warnings."""
+        """Returns whether all ``keys`` exist. With ``wait``, a TCPStore would print warnings."""
 
 
 def is_of_one_process(store: Any) -> bool:
@@ -68,15 +69,15 @@ def is_of_one_process(store: Any) -> bool:
 
 
 def one_host(size: int) -> Hosts:
-    """``size`` ranks where this process is."""
+    """Returns the hosts of ``size`` ranks that are all where this process is."""
     return hosts_of([this_peer(rank, named=config.host) for rank in range(size)])
 
 
 def unique_prefix(store: Store, name: str, rank: int, size: int) -> str:
-    """Returns the prefixes of the keys of a rank's n-th use of ``name``, and of all other ranks'.
+    """Returns the prefix of keys of the n-th use of ``name``: the same for the n-th on all ranks.
 
     Raises:
-        RuntimeError: of the store.
+        RuntimeError: the store has failed.
     """
     base = f"ringkern/{name}/{size}"
     return f"{base}/{store.add(f'{base}/calls/{rank}', 1) - 1}"
@@ -88,14 +89,14 @@ def find_hosts(
     """Waits for all ranks of a communicator, unless they are of one process.
 
     Args:
-        store, name, rank, size, timeout_s: as for :class:`Search`. A rank or size that cannot be is
-            an error of the communicator, and waits for nobody.
+        store, name, rank, size, timeout_s: see :class:`Search`. With an impossible rank or size it
+            waits for nobody, and the communicator raises the error.
 
     Returns:
         The ranks' hosts, and the communicator's roster.
 
     Raises:
-        RendezvousError, PeerLostError: as :meth:`Search.wait`.
+        RendezvousError, PeerLostError: see :meth:`Search.wait`.
     """
     can_meet = 1 < size <= _C.most_ranks and 0 <= rank < size
     if not can_meet or is_of_one_process(store):
@@ -105,11 +106,11 @@ def find_hosts(
 
 
 class Search:
-    """A rank's search for the hosts of its group. To be made on all ranks, in the same order.
+    """A rank's search for the hosts of its group. All ranks make theirs, in the same order.
 
     Args:
-        store: that all ranks share.
-        name: of the communicator; the n-th search of each rank under one name are one.
+        store: a store that all ranks share.
+        name: of the communicator; the n-th searches of all ranks with one name belong together.
         rank: this rank.
         size: number of ranks.
         timeout_s: how long :meth:`wait` waits for the others.
@@ -144,7 +145,8 @@ class Search:
             pid, started = _C.this_process()
             place = self._store.add(self._key(self._sight), 1)
             self._store.set(self._key(f"{self._sight}/{place}"), f"{self._rank} {pid} {started}")
-        # Last: a rank that dies before is missing, and one that dies after is seen to have ended.
+        # Set last: a rank that dies before is missing, and the others see the end of one that dies
+        # after.
         self._store.set(self._key(self._rank), peer.to_json())
         if self._store.add(self._key("votes"), 1) == self._size:
             self._answer()
@@ -153,7 +155,7 @@ class Search:
         return f"{self._prefix}/{what}"
 
     def _answer(self) -> None:
-        """Where all are; everybody has said so."""
+        """Publishes the location of all ranks; all have published theirs."""
         try:
             peers = [
                 Peer.from_json(self._store.get(self._key(rank)), rank) for rank in range(self._size)
@@ -168,13 +170,13 @@ class Search:
         return self._read(self._store.get(self._key("answer")))
 
     def wait(self) -> Hosts:
-        """The hosts of all ranks, once all have made their search.
+        """Returns the hosts of all ranks, once all have made their search.
 
         Raises:
             RendezvousError: a rank did not come within the timeout, with the same text on all
                 ranks, and its number as ``rank``; ranks do not fit together, or the store has
                 failed.
-            PeerLostError: a rank has ended meanwhile.
+            PeerLostError: a rank has ended while this one waited.
         """
         start = time.monotonic()
         try:
@@ -190,13 +192,13 @@ class Search:
         return found
 
     def roster(self) -> Roster:
-        """Returns what is known of the ranks, with a key under which one says that it has left."""
-        with contextlib.suppress(RuntimeError):  # of the store: the matter of the call that follows
+        """Returns the ranks' known processes, and the key under which ranks say they left."""
+        with contextlib.suppress(RuntimeError):  # of the store: the next call reports it
             self._list_processes()
         return self._key("left"), self._processes, self._waited_s
 
     def _list_processes(self) -> None:
-        """Reads which processes this one can see that it has not read yet."""
+        """Reads the visible processes that it has not read yet."""
         count = self._store.add(self._key(self._sight), 0)
         while self._listed < count:
             key = self._key(f"{self._sight}/{self._listed + 1}")
@@ -228,7 +230,7 @@ class Search:
     def _look_closer(self) -> None:
         """Gives up if a rank has ended; answers for the one that owed the answer."""
         self._list_processes()
-        # A rank that still makes its communicator cannot have left it.
+        # A rank that is still making its communicator cannot have left it.
         if (gone := _C.find_gone(("", self._processes, 0.0), lambda: "")) is not None:
             self._refuse(gone[1], gone[0], lost=True)
         votes = self._store.add(self._key("votes"), 0)
@@ -250,7 +252,7 @@ class Search:
             self._answer()
         elif (
             votes < 2 * _REFUSED
-        ):  # this rank is the first to give up, and the others will read why
+        ):  # this rank is the first to give up, and the others read its reason
             text = f"rank {self._rank} could not join the ring: {reason}"
             self._leave(_refusal(text, rank, lost))
         deadline = time.monotonic() + _GRACE_S
@@ -264,7 +266,7 @@ class Search:
         self._store.set(self._key("answer"), answer)
 
     def _who_is_late(self) -> tuple[str, int | None]:
-        """Why this rank gives up, and the first rank that has not come."""
+        """Returns the reason why this rank gives up, and the first rank that has not come."""
         missing = self._missing()
         return (
             f"no ring of {self._size} ranks within {self._timeout_s:.1f} s; "
@@ -283,7 +285,7 @@ class Search:
         )
 
     def _read(self, answer: bytes) -> Hosts:
-        """The answer, which may be any bytes."""
+        """Returns the answer, which may be any bytes."""
         if len(answer) > _MAX_BYTES:
             raise RendezvousError(f"the hosts of the ranks have {len(answer)} bytes in the store")
         try:
@@ -302,7 +304,7 @@ class Search:
 
 @contextlib.contextmanager
 def _store_errors() -> Iterator[None]:
-    # torch's error names its place in torch, and no ranks.
+    # torch's error names a place in torch, and no ranks.
     try:
         yield
     except RingKernError:
@@ -323,7 +325,7 @@ def _did_not_come(ranks: list[int]) -> str:
 
 @dataclass(frozen=True)
 class _Refusal:
-    """A text instead of the hosts, the rank that it is about, and whether that is lost."""
+    """A text instead of the hosts, the rank that it concerns, and whether that rank is lost."""
 
     refused: str
     rank: int | None

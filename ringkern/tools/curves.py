@@ -1,4 +1,4 @@
-"""Pictures of what ways cost: time over size, what was measured as dots, costs as lines."""
+"""Pictures of the costs of ways: time over size, with measurements as dots and costs as lines."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ SMALLEST, LARGEST, PER_DOUBLING = 8, 256 << 20, 8
 
 
 def sizes() -> list[int]:
-    """Bytes, evenly over a logarithmic axis."""
+    """Returns sizes in bytes that are evenly spaced on a logarithmic axis."""
     count = PER_DOUBLING * (LARGEST // SMALLEST).bit_length()
     ratio = (LARGEST / SMALLEST) ** (1 / count)
     return [round(SMALLEST * ratio**i) for i in range(count + 1)]
 
 
 def draw_fit(measured: Sequence[Measured], machine: str, file: Path) -> None:
-    """Draws a panel for each way, and behind it, in grey, the other ways of that collective.
+    """Draws a panel for each way, with the other ways of that collective in grey.
 
     Args:
-        measured: a number of ranks each.
-        machine: on which.
-        file: its kind follows from the name.
+        measured: one for each number of ranks.
+        machine: the machine of the measurements.
+        file: its format follows from the name.
     """
-    # All-reduces in a row, and their halves in the next, which have fewer ways.
+    # All-reduces in one row, and their halves, which have fewer ways, in the next.
     device = measured[0].device
     halves = [(half, way) for half in COLLECTIVES[1:] for way in ways_of(half, device)]
     both = [[(COLLECTIVES[0], way) for way in ways_of(COLLECTIVES[0], device)], halves]
@@ -60,11 +60,11 @@ def _cost(one: Measured, collective: str, way: Way) -> Callable[[int], float]:
 
 
 def draw_explanation(found: Explanation, file: Path) -> None:
-    """Draws the times of all ways over sizes, and where the choice changes.
+    """Draws the times of all ways over sizes, and the sizes at which the choice changes.
 
     Args:
-        found: the answer to be drawn.
-        file: its kind follows from the name, such as ``ways.svg`` or ``ways.png``.
+        found: the answer to draw.
+        file: its format follows from the name, such as ``ways.svg`` or ``ways.png``.
 
     Raises:
         ImportError: matplotlib is not installed.

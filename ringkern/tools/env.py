@@ -20,7 +20,7 @@ DESCRIPTION = """\
 Prints versions, the build of ringkern, the machine, its limits, and the relevant environment
 variables. Works if torch or the extension do not load, and prints the reason."""
 
-# Nothing else of the environment is shown: it may hold secrets.
+# No other variables are shown: they may hold secrets.
 VARIABLES = (
     *("RINGKERN_*", "NCCL_*", "TORCH_NCCL_*", "GLOO_*", "CUDA_VISIBLE_DEVICES", "CUDA_MPS_*"),
     *("CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "NVIDIA_VISIBLE_DEVICES"),

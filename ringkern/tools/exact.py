@@ -1,4 +1,4 @@
-"""Tensors whose collective has one right result, bit for bit, in whatever order ranks combine.
+"""Tensors whose collective has one exact result, in whatever order ranks combine them.
 
 The values are integers so small that every partial result is exact in the dtype.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-PERIOD = 251  # of the values: prime, so that a chunk at the wrong place shows
+PERIOD = 251  # of the values: prime, so that a chunk at the wrong place is noticed
 PREMUL_FACTOR = 2.0  # of the op premul_sum
 
 _COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -29,7 +29,7 @@ _COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 def all_reduce(
     op: str, dtype: torch.dtype, rank: int, ranks: int, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A rank's tensor of ``count`` elements, and what an all-reduce makes of it."""
+    """Returns a rank's tensor of ``count`` elements, and the result of an all-reduce."""
     rows = _rows(op, dtype, ranks)
     result = functools.reduce(_COMBINE[op], rows)
     if op == "avg":  # a narrower dtype is rounded once, from a division in float32
@@ -43,7 +43,7 @@ def all_reduce(
 def all_gather(
     dtype: torch.dtype, rank: int, ranks: int, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A rank's whole tensor, in which only its own ``count`` elements are set, and the result."""
+    """Returns a rank's whole tensor, with only its own ``count`` elements set, and the result."""
     parts = [_tile(row.to(dtype), count) for row in _rows("max", dtype, ranks)]
     given = torch.zeros(count * ranks, dtype=dtype)
     given.narrow(0, rank * count, count).copy_(parts[rank])
@@ -51,15 +51,15 @@ def all_gather(
 
 
 def differences(actual: torch.Tensor, expected: torch.Tensor) -> int:
-    """How many elements of ``actual`` are not what ``all_reduce`` or ``all_gather`` expects."""
+    """Returns the number of elements of ``actual`` that differ from the expected result."""
     if actual.dtype.is_floating_point and actual.dtype.itemsize == 1:
-        # torch compares no float8; here equal values have equal bits, as none is -0 or NaN.
+        # torch does not compare float8. Here equal values have equal bits, since none is -0 or NaN.
         actual, expected = actual.view(torch.uint8), expected.view(torch.uint8)
     return int((actual != expected).sum())
 
 
 def _rows(op: str, dtype: torch.dtype, ranks: int) -> list[torch.Tensor]:
-    """A period of each rank's values, int64; of booleans 0 and 1."""
+    """Returns a period of each rank's values, int64; for booleans 0 and 1."""
     shuffled = torch.randperm(PERIOD, generator=torch.Generator().manual_seed(0))
     rows = [shuffled + rank for rank in range(ranks)]  # neighbours differ, whatever the modulus
     if dtype == torch.bool:
@@ -74,7 +74,7 @@ def _rows(op: str, dtype: torch.dtype, ranks: int) -> list[torch.Tensor]:
 
 
 def _exact_up_to(dtype: torch.dtype) -> int:
-    """The largest integer below which ``dtype`` has all integers."""
+    """Returns the largest integer up to which ``dtype`` has all integers."""
     return int(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
 
 

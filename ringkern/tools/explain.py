@@ -18,7 +18,7 @@ and what the other ways would take. Without a size: the choice over all sizes. N
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``python -m ringkern explain``."""
+    """Adds the options of the command."""
     add = parser.add_argument
     add("sizes", nargs="*", type=parse_size, metavar="SIZE", help="bytes, as 8, 64K or 1M")
     add("-n", "--ranks", type=options.whole(1), default=2, help="number of ranks (default 2)")
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; the exit status.
+    """Runs the command. Returns the exit status.
 
     Raises:
         ValueError: the arguments do not fit together; the text says how.
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def overview(found: list[Explanation]) -> str:
-    """A line for each size, and where the choice changes."""
+    """Returns a line for each size, and the sizes at which the choice changes."""
     first = found[0]
     lines = [
         f"# {first.collective} {first.dtype}, {first.ranks} ranks on {first.device}; "

@@ -1,4 +1,4 @@
-"""Pictures of times over sizes: axes in bytes and seconds as people say them, and their origin."""
+"""Pictures of times over sizes: axes in readable units of bytes and seconds, and their origin."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-# A palette that people with colour-blindness tell apart (Okabe and Ito), strongest first.
+# A palette for people with colour-blindness (Okabe and Ito), strongest first.
 BLUE, GREEN, RED = "#0072B2", "#009E73", "#D55E00"
 GREY, LIGHT = "0.45", "0.85"
 
@@ -18,7 +18,7 @@ _TIMES = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"), (1e-3, "ns"))
 
 
 def panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) -> tuple[Any, Any]:
-    """A figure and its panels, by row and column, each of ``size`` inches."""
+    """Returns a figure and its panels, by row and column, each of ``size`` inches."""
     figure_of = importlib.import_module("matplotlib.figure").Figure
     figure = figure_of(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **shared)
@@ -28,8 +28,8 @@ def over_sizes(panel: Any, sizes: Iterable[int], title: str, *, times: bool = Tr
     """Gives a panel its axes: sizes in KiB and MiB, and times in µs and ms; logarithmic.
 
     Args:
-        sizes: bytes, from the smallest to the largest that are drawn.
-        times: the other axis is of microseconds.
+        sizes: bytes, from the smallest to the largest drawn.
+        times: the other axis has microseconds.
     """
     scale = importlib.import_module("matplotlib.ticker")
     found = sorted(sizes)
@@ -45,13 +45,13 @@ def over_sizes(panel: Any, sizes: Iterable[int], title: str, *, times: bool = Tr
 
 
 def say_bytes(size: int) -> str:
-    """A power of two in the unit that has it shortest: ``"4 KiB"``."""
+    """Formats a power of two in the unit that makes it shortest: ``"4 KiB"``."""
     unit = min(len(_UNITS) - 1, int(math.log2(max(1, size))) // 10)
     return f"{size / (1 << 10 * unit):.3g} {_UNITS[unit]}"
 
 
 def say_us(time_us: float) -> str:
-    """Microseconds in the unit that has them shortest: ``"10 ms"``."""
+    """Formats microseconds in the unit that makes them shortest: ``"10 ms"``."""
     for scale, unit in _TIMES:
         if time_us >= 0.999 * scale:
             return f"{time_us / scale:.3g} {unit}"
@@ -59,10 +59,10 @@ def say_us(time_us: float) -> str:
 
 
 def save(figure: Any, file: Path, origin: Sequence[str]) -> None:
-    """Writes the picture, with where it comes from below it; the kind follows from the name.
+    """Writes the picture, with its origin below it; the format follows from the name.
 
     Args:
-        origin: the machine, date and command, a line each.
+        origin: the machine, date and command, one line each.
     """
     width = int(figure.get_figwidth() * 14)
     lines = [part for line in origin for part in textwrap.wrap(line, width)]

@@ -1,4 +1,4 @@
-"""Ranks as processes of this machine, started and ended together, with a time limit.
+"""Starts and ends ranks as processes of this machine, together, with a time limit.
 
 Only the ranks need torch.
 """
@@ -23,8 +23,8 @@ from typing import Any, NoReturn
 
 DEFAULT_RANKS = 2
 RANKS_PER_CORE = 16  # by default, at most
-RANK_BYTES = 64 << 20  # of memory that a process with torch does not share with the others
-_GRACE_S = 10.0  # for ranks to end by themselves once one has failed
+RANK_BYTES = 64 << 20  # memory that a process with torch does not share with the others
+_GRACE_S = 10.0  # time for ranks to end by themselves once one has failed
 _ENDING: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 
@@ -135,7 +135,7 @@ def in_group(
 def _started(pinned: bool, rank: int, *args: Any) -> NoReturn:
     from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
-    _prctl_pr_set_pdeathsig(signal.SIGKILL)  # nobody else would end this rank
+    _prctl_pr_set_pdeathsig(signal.SIGKILL)  # nothing else would end this rank
     if pinned:
         pin(rank)
     try:

@@ -1,4 +1,4 @@
-"""Shared by the commands: arguments of the same name and meaning, and where output goes.
+"""Arguments that several commands have in the same form, and the output of commands.
 
 Needs neither torch nor the extension.
 """
@@ -24,13 +24,13 @@ STDOUT = Path("-")
 
 
 class Parser(argparse.ArgumentParser):
-    """An ``ArgumentParser`` whose errors name what was probably meant."""
+    """An ``ArgumentParser`` whose errors name the closest known argument."""
 
     def __init__(self, prog: str, **kwargs: Any) -> None:
         super().__init__(prog, **kwargs)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses, and names what is near to an unknown argument."""
+        """Parses, and names the known argument that is closest to an unknown one."""
         found, rest = self.parse_known_args(args, namespace)
         if rest:
             flags = [word for word in rest if word.startswith("-")]
@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def error(self, message: str) -> NoReturn:
-        """Says what is wrong, on one rank, and exits with 2."""
+        """Prints the error, on one rank, and exits with 2."""
         if os.environ.get("RANK", "0") == "0":  # torchrun's; all ranks have the same arguments
             print(f"{self.prog}: error: {message}", file=sys.stderr)
             print(f"`{self.prog} --help` says what it takes", file=sys.stderr)
@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """``"; did you mean NAME?"``, or nothing where no name is near."""
+    """Returns ``"; did you mean NAME?"``, or nothing if no name is close."""
     by_lower = {name.lower(): name for name in names}
     near = difflib.get_close_matches(word.lower(), by_lower, n=1)
     return f"; did you mean {by_lower[near[0]]}?" if near else ""
@@ -65,7 +65,7 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
 
 def whole(minimum: int) -> Callable[[str], int]:
-    """A type of argument: whole numbers from ``minimum`` on."""
+    """Returns a type of argument: whole numbers from ``minimum`` on."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"[0-9]+", text) or int(text) < minimum:
@@ -76,7 +76,7 @@ def whole(minimum: int) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """A type of argument: seconds, more than 0."""
+    """Parses an argument: seconds, more than 0."""
     try:
         number = float(text)
     except ValueError:
@@ -87,13 +87,13 @@ def seconds(text: str) -> float:
 
 
 def new_file(text: str) -> Path:
-    """A type of argument: a file that can be made, as far as its directory goes."""
+    """Parses an argument: a file that can be made in its directory."""
     path = Path(text)
     if not path.absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: there is no such directory")
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: is a directory; give a file")
-    if not path.exists():  # such as /dev/stdout, whose directory is nobody's
+    if not path.exists():  # such as /dev/stdout, whose directory belongs to nobody
         try:
             check_writable(path.absolute().parent)
         except ValueError as error:
@@ -102,10 +102,10 @@ def new_file(text: str) -> Path:
 
 
 def check_writable(folder: Path) -> None:
-    """Makes a file in a folder, and removes it, before anything is measured for nothing.
+    """Makes a file in a folder, and removes it; called before anything is measured.
 
     Raises:
-        ValueError: that is refused, or the folder is not there.
+        ValueError: that is refused, or the folder does not exist.
     """
     try:
         tempfile.TemporaryFile(dir=folder).close()
@@ -116,7 +116,7 @@ def check_writable(folder: Path) -> None:
 
 
 def picture(text: str) -> Path:
-    """A type of argument: a new file that matplotlib draws."""
+    """Parses an argument: a new file that matplotlib draws."""
     path = new_file(text)
     if importlib.util.find_spec("matplotlib") is None:
         raise argparse.ArgumentTypeError("matplotlib is not installed: pip install matplotlib")
@@ -124,10 +124,10 @@ def picture(text: str) -> Path:
 
 
 def dtype_of(name: str, known: Sequence[str]) -> str:
-    """The name of a dtype, by that of torch or of nccl-tests.
+    """Returns torch's name of a dtype, given that name or the name in nccl-tests.
 
     Raises:
-        ValueError: there is none among ``known``.
+        ValueError: it is not among ``known``.
     """
     from ..units import DTYPE_ALIASES
 
@@ -144,13 +144,13 @@ def dtype_of(name: str, known: Sequence[str]) -> str:
 def add_ranks(
     parser: argparse.ArgumentParser, text: str = "ranks to start; under torchrun, its own"
 ) -> None:
-    """``-n``: ``None`` where it is not given, as :func:`ringkern.tools.launch.run` takes it."""
+    """Adds ``-n``; without it ``None``, as for :func:`ringkern.tools.launch.run`."""
     parser.add_argument("-n", "--ranks", type=whole(1), help=f"{text} (default 2)")
     add_ranks_per_core(parser)
 
 
 def add_ranks_per_core(parser: argparse.ArgumentParser) -> None:
-    """``--ranks-per-core``: how many ranks of ``-n`` may share a core; checked for all commands."""
+    """Adds ``--ranks-per-core``: how many ranks of ``-n`` may share a core; for all commands."""
     parser.add_argument(
         "--ranks-per-core",
         type=whole(1),
@@ -163,12 +163,12 @@ def add_ranks_per_core(parser: argparse.ArgumentParser) -> None:
 def add_timeout(
     parser: argparse.ArgumentParser, default_s: float | None, *, own: bool = False
 ) -> None:
-    """``--timeout``: for all that the command does.
+    """Adds ``--timeout``: for the whole command.
 
     Args:
-        default_s: seconds; ``None``: as long as it takes.
-        own: the command keeps to it, and says what is late, so that it is only ended when it is
-            not through long after that.
+        default_s: seconds; ``None``: no limit.
+        own: the command itself keeps to it, and reports what is late; it is ended only if it is
+            not finished long after that.
     """
     parser.set_defaults(grace_s=30.0 if own else 0.0)
     default = "as long as it takes" if default_s is None else f"{default_s:g}"
@@ -184,11 +184,11 @@ def add_timeout(
 def add_json(
     parser: argparse.ArgumentParser, words: Iterable[str] = (), *, sizes: bool = False
 ) -> None:
-    """``--json``: ``None``, a file, or ``STDOUT``.
+    """Adds ``--json``: ``None``, a file, or ``STDOUT``.
 
     Args:
-        words: arguments of the command that may follow, and are not meant as the file's name.
-        sizes: so may sizes.
+        words: arguments of the command that may follow, and are not the file's name.
+        sizes: sizes may follow, too.
     """
     taken = frozenset(words)
 
@@ -210,10 +210,10 @@ def add_json(
 
 
 class Output:
-    """Where a command's lines go, and its JSON.
+    """The destination of a command's lines, and of its JSON.
 
     Args:
-        file: of ``--json``.
+        file: the value of ``--json``.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -221,7 +221,7 @@ class Output:
 
     @property
     def lines(self) -> TextIO:
-        """For people: stdout, unless JSON is alone there."""
+        """Returns the stream for people: stdout, unless only JSON goes there."""
         return sys.stderr if self._file == STDOUT else sys.stdout
 
     def say(self, text: str) -> None:
@@ -229,12 +229,12 @@ class Output:
         print(text, file=self.lines, flush=True)
 
     def answer(self, text: str) -> None:
-        """Prints the result for people; nothing where it is JSON that is asked for on stdout."""
+        """Prints the result for people, unless JSON is requested on stdout."""
         if self._file != STDOUT:
             self.say(text)
 
     def json(self, data: Any) -> None:
-        """Writes the result for programs, if it is asked for.
+        """Writes the result for programs, if it is requested.
 
         Raises:
             OSError: the file cannot be written.

@@ -1,6 +1,6 @@
-"""The table of commands, and how one is run: errors, signals, exit codes.
+"""The table of commands, and the code that runs one: errors, signals, exit codes.
 
-Nothing here needs torch, and a command's module is imported when that command is asked for.
+Nothing here needs torch. A command's module is imported only when that command is requested.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _ending(run: Callable[[], int]) -> int:
             return run()
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of what is printed has closed the pipe
+    except BrokenPipeError:  # the reader of the output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -197,12 +197,12 @@ def _say_error(prog: str, text: str) -> None:
 
 
 class _Late(BaseException):
-    """The end of ``--timeout``; no ``Exception``: doctor would report a failed test."""
+    """The end of ``--timeout``; no ``Exception``, which doctor would report as a failed test."""
 
 
 @contextlib.contextmanager
 def _within(seconds: float | None, grace_s: float) -> Iterator[None]:
-    """Raises ``_Late`` in the main thread, also while it waits, when the time is over."""
+    """Raises ``_Late`` in the main thread, even while it waits, when the time is over."""
 
     def late(*_: object) -> None:
         raise _Late(f"{seconds:g}")

@@ -1,11 +1,11 @@
-"""Times calls: the one method of ``bench``, ``tune`` and what they are compared with.
+"""Times calls: the common method of ``bench``, ``tune`` and the programs compared with them.
 
-Ranks that have a core each keep to it. Entrants take turns. A turn is a block of calls in a row,
-after some that do not count; a sample is a call, as on the rank that was slowest in it. A block is
-disturbed where a rank was preempted in it, or where the two cores were at another distance after it
-than before; it does not count, unless too few would be left. The time is the median of the samples.
+Ranks that have a core each are pinned to it. Entrants take turns. A turn is a block of calls in a
+row, after some that do not count. A sample is one call, timed on its slowest rank. A block is
+disturbed if a rank was preempted in it, or if the distance of the two cores changed. It does not
+count, unless too few blocks would be left. The time is the median of the samples.
 
-Needs Python alone: ranks of other libraries have nothing else of ringkern.
+Needs only Python: ranks of other libraries load nothing else of ringkern.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ MOST_CALLS = 10_000  # in a block
 BLOCK_S = 0.004
 LEAST_REPEATS, MOST_REPEATS = 9, 99
 
-# Round trip of a cache line, in ns: two hardware threads of one core are below the first, two
-# cores that share a last-level cache below the second.
+# Round trip of a cache line, in ns: below the first for two hardware threads of one core, below the
+# second for two cores that share a last-level cache.
 SAME_CORE_NS = 75.0
 NEAR_NS = 230.0
-LEAST_SHARE = 0.3  # of the blocks must remain
+LEAST_SHARE = 0.3  # the least share of the blocks that must remain
 
 
 def timed(calls: Iterator[Callable[[], object]], number: int) -> array[int]:
-    """The ns of each of the next ``number`` calls."""
+    """Returns the ns of each of the next ``number`` calls."""
     clock = time.perf_counter_ns
     times = array("q", bytes(8 * number))
     for i, call in zip(range(number), calls):
@@ -42,12 +42,12 @@ def timed(calls: Iterator[Callable[[], object]], number: int) -> array[int]:
 
 
 def preemptions() -> int:
-    """How often this process has lost its core so far, without having asked for that."""
+    """Returns how often this process has lost its core so far without asking for it."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def distance(round_trip_ns: float) -> str:
-    """Where two cores are: ``"smt"``, ``"near"`` or ``"far"``."""
+    """Returns the relation of two cores: ``"smt"``, ``"near"`` or ``"far"``."""
     if round_trip_ns < SAME_CORE_NS:
         return "smt"
     return "near" if round_trip_ns < NEAR_NS else "far"
@@ -58,9 +58,9 @@ class Block:
     """One turn of one contender.
 
     Attributes:
-        samples: microseconds of each call, on the rank that was slowest in it.
+        samples: microseconds of each call, on its slowest rank.
         preempted: how often a rank lost its core in it.
-        round_trips: ns between the cores, before and after; empty where that is not measured.
+        round_trips: ns between the cores, before and after; empty if not measured.
     """
 
     samples: array[float]
@@ -69,7 +69,7 @@ class Block:
 
     @property
     def placement(self) -> str:
-        """Where the cores were; ``"mixed"`` where that changed, ``"unknown"`` without a probe."""
+        """Returns the cores' placement; ``"mixed"``: it changed, ``"unknown"``: not probed."""
         found = {distance(time) for time in self.round_trips}
         if not found:
             return "unknown"
@@ -77,17 +77,17 @@ class Block:
 
     @property
     def median_us(self) -> float:
-        """The median of the samples, in microseconds."""
+        """Returns the median of the samples, in microseconds."""
         return statistics.median(self.samples)
 
 
 def slowest(ranks: Sequence[Sequence[int]]) -> array[float]:
-    """Takes for each call the time of the slowest rank; from ns to microseconds."""
+    """Returns for each call the time of the slowest rank; converts ns to microseconds."""
     return array("d", (max(times) / 1e3 for times in zip(*ranks)))
 
 
 def usual_placement(blocks: Iterable[Block]) -> str:
-    """Where the cores were most often."""
+    """Returns the most frequent placement of the cores."""
     return Counter(block.placement for block in blocks).most_common(1)[0][0]
 
 
@@ -96,8 +96,8 @@ class Result:
     """The figures of one contender for one size, in one mode.
 
     Attributes:
-        blocks: all of them, in the order in which they were measured.
-        kept: those that count.
+        blocks: all of them, in the order of measurement.
+        kept: the blocks that count.
         wrong: elements that differ from the exact result, of all ranks; None: not checked.
     """
 
@@ -108,7 +108,7 @@ class Result:
 
     @classmethod
     def of(cls, blocks: list[Block], placement: str, wrong: int | None) -> Result:
-        """Keeps the blocks that are comparable to those at ``placement``, where they suffice.
+        """Keeps the blocks that are comparable to those at ``placement``, if they suffice.
 
         ``wrong``: elements that differ from the exact result; ``None``: not checked.
         """
@@ -121,27 +121,27 @@ class Result:
 
     @property
     def time_us(self) -> float:
-        """The median of the samples."""
+        """Returns the median of the samples."""
         return statistics.median(self._sorted)
 
     @property
     def p99_us(self) -> float:
-        """The time within which 99 of 100 samples are."""
+        """Returns the time that 99 of 100 samples do not exceed."""
         return self._sorted[min(len(self._sorted) - 1, int(len(self._sorted) * 0.99))]
 
     @property
     def samples(self) -> int:
-        """How many count."""
+        """Returns the number of samples that count."""
         return len(self._sorted)
 
     @property
     def placement(self) -> str:
-        """Where the cores were in the blocks that count; ``"mixed"`` where they moved."""
+        """Returns the placement of the cores in the kept blocks; ``"mixed"``: they moved."""
         found = {block.placement for block in self.kept}
         return found.pop() if len(found) == 1 else "mixed"
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures for JSON, with units in the names; of each block the median."""
+        """Returns the figures for JSON, with units in the names; the median of each block."""
         return {
             "time_us": self.time_us,
             "p99_us": self.p99_us,
@@ -164,8 +164,8 @@ class Result:
 def quotient(one: Result, other: Result) -> float:
     """Returns the time of one over the other's: the median over the rounds of their turns.
 
-    A slow phase of the machine slows down both; the medians of all their samples
-    may be of different states of it.
+    A slow phase of the machine slows down both, while the medians of all their samples may come
+    from different phases.
     """
     return statistics.median(a.median_us / b.median_us for a, b in zip(one.blocks, other.blocks))
 
@@ -174,16 +174,16 @@ class Turns:
     """The turns of one entrant, at one size.
 
     Attributes:
-        calls: in a block.
+        calls: number of calls in a block.
         seconds: of a call.
         blocks: those of the turns so far.
         wrong: elements that were wrong, of all ranks; None: not checked.
     """
 
     def __init__(self, time: Callable[[int, int], Block], warmup: int = 1) -> None:
-        """Turns whose calls ``time(warmup, calls)`` makes and times, on all ranks.
+        """Makes turns whose calls ``time(warmup, calls)`` makes and times, on all ranks.
 
-        ``warmup``: calls of each turn that do not count, at least.
+        ``warmup``: minimum number of calls per turn that do not count.
         """
         self._time, self._warmup = time, warmup
         self.calls, self.seconds = 1, 0.0
@@ -191,7 +191,7 @@ class Turns:
         self.wrong: int | None = None
 
     def calibrate(self, block_s: float) -> None:
-        """Finds out how long a call takes, and so how many fill a block: as many on all ranks."""
+        """Measures a call, to find how many calls fill a block: the same number on all ranks."""
         calls = 3
         for seconds in (block_s / 4, block_s):
             found = self._time(max(1, self._warmup), calls)
@@ -201,7 +201,7 @@ class Turns:
 
     def take(self) -> None:
         """Makes a turn."""
-        # Without calls that do not count, what others left in the caches would be measured.
+        # Warm-up calls replace the data that others left in the caches.
         warmup = max(self._warmup, self.calls // 10)
         self.blocks.append(self._time(warmup, self.calls))
 
@@ -211,12 +211,12 @@ class Turns:
 
 
 def block_seconds(seconds: float, entrants: int) -> float:
-    """Returns the seconds of a block, where this many entrants share the time of a size."""
+    """Returns the seconds of a block, if this many entrants share the time of a size."""
     return min(BLOCK_S, seconds / max(1, entrants) / LEAST_REPEATS)
 
 
 def repeats(seconds: float, block_s: float, entrants: Iterable[Turns]) -> int:
-    """How many turns each entrant has, within about that time: an odd number."""
+    """Returns how many turns each entrant has, within about that time: an odd number."""
     longest = sum(max(block_s, turns.seconds) for turns in entrants)
     wanted = int(seconds / longest) if longest else 0
     return max(LEAST_REPEATS, min(MOST_REPEATS, wanted)) | 1

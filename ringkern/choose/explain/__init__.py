@@ -1,12 +1,12 @@
-"""Explains a choice: what was chosen, from what, and what the others would cost.
+"""Explains a choice: the chosen way, the data behind it, and the predicted times of the others.
 
 >>> from ringkern.choose.explain import explain
 >>> answer = explain("cpu", ranks=2, nbytes=8, algorithm="ring", protocol="ll")
 >>> answer.way.protocol, answer.hops
 ('ll', 2)
 
-``print(answer)`` shows the predicted times of all candidates, too: what
-``python -m ringkern explain`` prints.
+``print(answer)`` also shows the predicted times of all candidates, like
+``python -m ringkern explain``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers why a call goes the way it goes: asks the table, the costs and the plan."""
+"""Explains the way of a call, from the table, the costs and the plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..cost import ANY_SIZE, Way, bus_bandwidth, hops, wire_bytes
 from ..tuning import COLLECTIVES
 from .explanation import Candidate, Explanation
 
-# A broadcast only moves, as an all-gather does; a reduce adds, as a reduce-scatter does.
+# A broadcast only moves data, like an all-gather; a reduce adds, like a reduce-scatter.
 LIKE = {"broadcast": "all_gather", "reduce": "reduce_scatter"}
 
 
@@ -32,7 +32,7 @@ def explain(
     lists: dict[str, tables.Rows] | None = None,
     source: str | None = None,
 ) -> Explanation:
-    """Says what a call would do, and why. Needs no group.
+    """Explains how a call would be run, and why. Needs no group.
 
     Args:
         device: ``"cpu"`` or ``"cuda"``.
@@ -41,14 +41,14 @@ def explain(
         dtype: of torch, or its name.
         collective: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ``"broadcast"`` or
             ``"reduce"``.
-        algorithm, protocol, deterministic, accumulate: as for :func:`ringkern.ring_all_reduce`;
-            ``"auto"``: what the environment says.
-        lists: the tuner's, of a ring that has them; ``None``: those that a ring made now has.
-        source: where ``lists`` come from, in words.
+        algorithm, protocol, deterministic, accumulate: see :func:`ringkern.ring_all_reduce`;
+            ``"auto"``: the setting in the environment.
+        lists: the tuner's lists of an existing ring; ``None``: those of a ring made now.
+        source: the origin of ``lists``, in words.
 
     Raises:
-        ValueError: an argument is none of these; or the device does not have the way that is asked
-            for.
+        ValueError: an argument has another value, or the device does not have the requested
+            way.
     """
     name = str(dtype).removeprefix("torch.")
     known = _C.build_info()["dtypes"]
@@ -80,7 +80,7 @@ class _Asked:
 
     @property
     def origin(self) -> str | None:
-        """In words; ``None``: nothing."""
+        """Returns the origin of the request in words; ``None``: nothing was requested."""
         words = []
         for what, given, found in zip(
             ("algorithm", "protocol"), (self.algorithm, self.protocol), self.way
@@ -92,7 +92,7 @@ class _Asked:
 
 
 class _Question:
-    """Everything but the size."""
+    """The question about a call, except for the size."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class _Question:
         self._costs = tables.costs(device, ranks)
 
     def chosen(self, nbytes: int) -> Way:
-        """The way that a call of this size goes."""
+        """Returns the way of a call of this size."""
         part = self._count(nbytes) * self._width
         about = (self._device, self._lists, self._collective, self._dtype)
         asked = (*about, part, *self._asked.way)
@@ -210,7 +210,7 @@ class _Question:
         return {way: line(way) for way in self._names() if self._time_us(way, 8) is not None}
 
     def crossovers(self) -> list[tuple[int, str]]:
-        """(bytes, the way that is chosen from there on), rising; the first at 1."""
+        """Returns (bytes, the way chosen from there on), in rising order; the first at 1."""
         edges = {1}
         for rows in self._lists.values():
             edges |= {below * self._parts for below, *_ in rows if below != ANY_SIZE}

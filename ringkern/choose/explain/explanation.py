@@ -17,8 +17,8 @@ class Candidate:
     Attributes:
         way: algorithm, protocol, and channels; 0 channels: not known here.
         time_us: predicted; ``None``: there is no such way here.
-        ratio: to the time of the way that was chosen.
-        why: it was chosen, or not.
+        ratio: its time over that of the chosen way.
+        why: the reason why it was chosen, or not.
     """
 
     way: Way
@@ -29,36 +29,37 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The course of a call, and the reasons for it.
+    """The way of a call, and the reasons for it.
 
-    Bytes of tensors are counted as nccl-tests does: of the tensor of an all-reduce, a broadcast
-    or a reduce, and of all ranks' parts of the other collectives. A value that is unknown here,
-    such as the chunks of a device without kernels, is ``None``.
+    Bytes of tensors are counted as in nccl-tests: of the tensor of an all-reduce, a broadcast or a
+    reduce, and of all ranks' parts of the other collectives. A value that is unknown here, such as
+    the chunks of a device without kernels, is ``None``.
 
     Attributes:
-        collective, device, ranks, nbytes, dtype: what was asked about.
-        origin: of the choice, in words: what was asked for, or where the table comes from.
-        source: of the predicted times, in words.
-        way: that was chosen.
+        collective, device, ranks, nbytes, dtype: the call in question.
+        origin: the origin of the choice, in words: the request, or the source of the table.
+        source: the source of the predicted times, in words.
+        way: the chosen way.
         time_us: predicted.
-        bus_gb_s: that each link of a ring carries then, 1e9 bytes a second.
-        hops: from rank to rank, one after the other.
-        wire_bytes: that a rank sends, flags included.
-        chunk_bytes: that move at once on one channel.
-        slices: parts of a chunk that are shown to the next rank on their own.
-        rounds: passes over the tensor, a chunk of each channel and rank each.
-        slots: chunks, or slices, that may be on their way.
-        staging_bytes: through which a rank's data goes.
-        segment_bytes: of shared or device memory that a rank has for all ways.
+        bus_gb_s: bandwidth on each link of a ring, 1e9 bytes a second.
+        hops: consecutive hops from rank to rank.
+        wire_bytes: bytes that a rank sends, flags included.
+        chunk_bytes: bytes that move at once on one channel.
+        slices: parts of a chunk that are published separately.
+        rounds: passes over the tensor, each with one chunk per channel and rank.
+        slots: chunks, or slices, that may be in flight.
+        staging_bytes: memory through which a rank's data goes.
+        segment_bytes: shared or device memory of a rank for all ways.
         candidates: all of them, the chosen one first, then by their times.
-        crossovers: (bytes, what is chosen from there on), rising.
+        crossovers: (bytes, the way chosen from there on), in rising order.
         opened_by: how this rank has opened the device memory of others, ``"file descriptor"`` or
             ``"CUDA IPC"``, or both with ``" and "``; empty on a CPU, and before the first call.
-        host_memory: a sentence for each rank with which this one has host memory in common, and no
-            device memory: data between them go through the host, which ``time_us`` does not know.
-        between: of ranks on several hosts, how the call is cut and what goes between the hosts, in
-            words; all else is about what one host's ring does first. ``None``: they are on one.
-        times: of each way, a function from bytes to predicted microseconds; not in ``as_dict``.
+        host_memory: a sentence for each rank with which this one shares only host memory: data
+            between them go through the host, which ``time_us`` does not consider.
+        between: for ranks on several hosts, the cut of the call and the data between the hosts, in
+            words; the other fields then describe the first step in the ring of one host. ``None``:
+            one host.
+        times: for each way, a function from bytes to predicted microseconds; not in ``as_dict``.
     """
 
     collective: str
@@ -87,7 +88,7 @@ class Explanation:
     host_memory: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Returns plain data, for JSON."""
         plain = {k: getattr(self, k) for k in self.__dataclass_fields__ if k != "times"}
         plain["way"] = self.way._asdict()
         plain["candidates"] = [{**asdict(c), "way": c.way._asdict()} for c in self.candidates]
@@ -96,7 +97,8 @@ class Explanation:
     def __str__(self) -> str:
         of = f"{self.collective} of {say_size(self.nbytes)}B {self.dtype}"
         bandwidth = f", {self.bus_gb_s:.3g} GB/s on the bus" if self.bus_gb_s else ""
-        # tune's names. An all-reduce from Python takes some tenths of a microsecond more.
+        # The names that tune uses. An all-reduce from Python takes some tenths of a microsecond
+        # more.
         caller = "called from C++" if self.collective == "all_reduce" else "called from Python"
         caller = "in a CUDA graph" if self.device == "cuda" else caller
         where = "" if self.time_us is None else f", {caller}"

@@ -1,4 +1,4 @@
-"""Explains a call of ranks on several hosts: how it is cut, and what the ring of one host does."""
+"""Explains a call of ranks on several hosts: its cut, and the part of one host's ring."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Cut(NamedTuple):
     """The cut of one call.
 
     Attributes:
-        rails: the rails in use: all, or 1, where a host's first rank alone speaks with other hosts.
-        pieces: one after the other.
+        rails: the rails in use: all, or 1 if only a host's first rank speaks with other hosts.
+        pieces: the number of consecutive pieces.
     """
 
     rails: int
@@ -38,17 +38,17 @@ def explain_over_hosts(
     collective: str,
     **asked: Any,
 ) -> Explanation:
-    """Explains what the ring of a rank's host does in a call, with ``between``: what else happens.
+    """Explains the part of a host's ring in a call, with the rest of the call in ``between``.
 
     Args:
-        hosts: of the group.
-        rank: whose host it is about.
-        inter_host: as for :class:`ringkern.Communicator`.
+        hosts: the hosts of the group.
+        rank: a rank on the host in question.
+        inter_host: see :class:`ringkern.Communicator`.
         device, nbytes, dtype, collective, asked: as for
             :func:`ringkern.choose.explain.explain`; ``lists`` are those of the ring of that host.
 
     Raises:
-        ValueError: as :func:`ringkern.choose.explain.explain`.
+        ValueError: see :func:`ringkern.choose.explain.explain`.
     """
     engine = engine_names(inter_host).get(device, "")
     inter_host_cost = inter_host_costs(inter_host, hosts.crowded).get(device, (0, 1, False))
@@ -61,7 +61,7 @@ def explain_over_hosts(
 
 
 class _Steps:
-    """How the collectives of ``csrc/hosts/torch_hierarchy.h`` begin inside a host."""
+    """The first steps inside a host of the collectives of ``csrc/hosts/torch_hierarchy.h``."""
 
     def __init__(
         self, hosts: Hosts, here: int, inter_host_cost: tuple[int, int, bool], nbytes: int
@@ -73,7 +73,7 @@ class _Steps:
         self._regular = self._least == self._most and in_order
 
     def of(self, collective: str, in_rank_order: bool) -> tuple[Cut | None, str, int]:
-        """How it is cut, ``None``: not at all; the ring's first step, and the bytes of that."""
+        """Returns the cut, ``None``: there is none; the ring's first step, and its bytes."""
         if collective in ("broadcast", "reduce"):
             cut = self._cut()._replace(rails=1)
             return cut, collective, -(-self._nbytes // cut.pieces)

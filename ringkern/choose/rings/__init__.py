@@ -1,9 +1,9 @@
-"""Finds the rings that a machine's links carry: as many and as fast as fit, and what limits them.
+"""Finds the rings on a machine's links: as many and as fast as fit, and the link that limits them.
 
-All rings have the same bandwidth, since they get equal parts of a tensor. The total counts, rings
-times GB/s; among equal totals the fewest rings win. A ring sends and receives at every rank
-at once, so its reverse adds bandwidth only where the two directions have links of their own, as
-NVLinks from GPU to GPU; there the search finds rings in pairs, both ways round.
+All rings have the same bandwidth, since they get equal parts of a tensor. The best rings have the
+largest total, rings times GB/s; among equal totals the fewest rings win. A ring sends and receives
+at every rank at once, so its reverse adds bandwidth only if the two directions have separate links,
+such as NVLinks from GPU to GPU. There the search finds rings in pairs, one in each direction.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Rings:
     """Rings that fit on a fabric together.
 
     Attributes:
-        orders: each an order of all ranks from rank 0 on; one that stands there twice carries
-            twice as much.
-        gb_s: bandwidth of each (1e9 bytes a second); infinite where no link limits it.
+        orders: each an order of all ranks from rank 0 on; an order that occurs twice carries twice
+            as much.
+        gb_s: bandwidth of each (1e9 bytes a second); infinite if no link limits it.
         total_gb_s: of all together.
-        bound_gb_s: no rings, at most as many as were asked for, have a larger total.
+        bound_gb_s: an upper bound of the total for the requested number of rings or fewer.
         exact: the bound is met.
-        bottleneck: name of the edge that is full; empty where there is none.
-        seconds: what the search took.
+        bottleneck: name of the edge that is full; empty if there is none.
+        seconds: duration of the search.
     """
 
     orders: tuple[Order, ...]
@@ -48,16 +48,16 @@ class Rings:
 
 
 def search(fabric: Fabric, *, most_rings: int = _C.most_orders, time_limit_s: float = 1.0) -> Rings:
-    """The rings with the largest total bandwidth.
+    """Returns the rings with the largest total bandwidth.
 
     Args:
-        fabric: the ranks and what is between them.
-        most_rings: no more than these.
-        time_limit_s: about how long the search may take on a slow core. It counts steps, not time:
-            the same fabric has the same rings on every machine.
+        fabric: the ranks and the links between them.
+        most_rings: the maximum number of rings.
+        time_limit_s: about how long the search may take on a slow core. It counts steps, not time,
+            so that the same fabric has the same rings on every machine.
 
     Raises:
-        ValueError: no ring goes through all ranks; the text names a pair without a way.
+        ValueError: no ring goes through all ranks; the text names a pair without a route.
     """
     start = time.perf_counter()
     if most_rings < 1:
@@ -96,7 +96,7 @@ class _Best:
         self.total = 0.0
 
     def find(self) -> tuple[list[Order], float]:
-        """The best rings that were found, and the bound on their total."""
+        """Returns the best rings that were found, and the bound on their total."""
         self._any_ring()
         bound = self._unlimited()
         if self.total < math.inf:
@@ -106,7 +106,7 @@ class _Best:
         return self.orders, max(bound, self.total)
 
     def _unlimited(self) -> float:
-        """Looks for a ring that crosses no edge; the bound if there were none but such rings."""
+        """Looks for a ring that crosses no edge; returns the bound if only such rings existed."""
         part = self.budget.part(self.budget.left // PARTS + 1)
         try:
             self._keep(pack(self.hops, 1, math.inf, part))
@@ -119,7 +119,7 @@ class _Best:
         return self.total
 
     def _any_ring(self) -> None:
-        """One ring, however slow."""
+        """Finds one ring, however slow."""
         hops = self.hops
         slow = min((c for c in hops.capacity if c > 0), default=1.0) / (2 * hops.size)
         try:
@@ -138,9 +138,9 @@ class _Best:
         return rings * gb_s > self.total * more
 
     def _speeds(self, rings: int) -> list[float]:
-        """Bandwidths that so many rings can have, rising, less what can be refuted by counting.
+        """Returns rising bandwidths that this many rings can have, less those refuted by counting.
 
-        One of the edges is full: its capacity is a whole number of crossings.
+        With each of them, one edge is full: its capacity is a whole number of crossings.
         """
         hops = self.hops
         full = {
@@ -154,7 +154,7 @@ class _Best:
         return all_speeds[:end]
 
     def _improve(self, rings: int, speeds: list[float]) -> float:
-        """Looks for so many rings with a larger total; the bound on their total."""
+        """Looks for this many rings with a larger total; returns the bound on their total."""
         low = 0
         high = proven = len(speeds)  # tried from low to high - 1; none from proven on
         first = True
@@ -179,7 +179,7 @@ class _Best:
 
 
 def _fill(fabric: Fabric, orders: list[Order]) -> tuple[float, str]:
-    """The bandwidth that each of these rings can have, and the edge that then is full."""
+    """Returns the bandwidth that each of these rings can have, and the edge that limits it."""
     crossed = [0] * len(fabric.edges)
     for order in orders:
         if len(order) == 1:
@@ -219,15 +219,15 @@ def _blocked(fabric: Fabric, u: int, v: int) -> bool:
 
 
 def best_orders(fabric: Fabric, channels: int) -> tuple[Order, ...]:
-    """At most 8 orders for so many channels: channel c has order ``c % len(orders)``.
+    """Returns at most 8 orders for this many channels: channel c has order ``c % len(orders)``.
 
-    An order that shall carry more stands there more than once. All channels move as much, so where
-    their number is no multiple of the rings some links carry more; of all numbers of rings it takes
-    the one with which the channels together are fastest, and of equal ones the fewest.
+    An order that must carry more occurs more than once. All channels move the same amount, so if
+    their number is no multiple of the rings, some links carry more. The result has the number of
+    rings for which the channels together are fastest, and among equal ones the fewest.
 
     Args:
-        fabric: the ranks and what is between them.
-        channels: how many, 1 or more.
+        fabric: the ranks and the links between them.
+        channels: number of channels, 1 or more.
 
     Raises:
         ValueError: no channel, or no ring goes through all ranks.
@@ -247,12 +247,12 @@ def best_orders(fabric: Fabric, channels: int) -> tuple[Order, ...]:
 
 
 def speed_of(fabric: Fabric, orders: tuple[Order, ...], channels: int) -> float:
-    """GB/s of each of so many channels, which have these orders in turn; 0 where they cannot.
+    """Returns the GB/s of each of this many channels with these orders in turn; 0: impossible.
 
     Args:
-        fabric: the ranks and what is between them.
+        fabric: the ranks and the links between them.
         orders: of all ranks; channel c has ``orders[c % len(orders)]``.
-        channels: how many.
+        channels: number of channels.
     """
     for order in orders:
         hops = zip(order, order[1:] + order[:1]) if len(order) > 1 else ()
@@ -263,7 +263,7 @@ def speed_of(fabric: Fabric, orders: tuple[Order, ...], channels: int) -> float:
 
 
 def describe(rings: Rings, fabric: Fabric) -> str:
-    """The rings, their hops' kinds in the fabric and what limits them: text of several lines."""
+    """Returns lines on the rings, the kinds of their hops in the fabric, and the limit."""
     lines = []
     for order in rings.orders:
         hops = zip(order, order[1:] + order[:1]) if len(order) > 1 else ()

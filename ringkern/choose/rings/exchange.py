@@ -1,11 +1,11 @@
-"""Rings made from hops that already are as many as needed, by exchanging hops until each is whole.
+"""Makes rings from a complete set of hops, by exchanging hops until each ring is whole.
 
-Where every link serves one pair of ranks alone, the hops of n rings are n times a choice of one
-next rank for each rank, no two with the same: each choice falls into one or more circles. Hops are
-exchanged, within a choice for links that are free, or between two choices, until every choice is
-one circle: where two circles can be joined, they are; else at random, as picking exchanges that
-leave fewer circles gets stuck more often. Finds rings where laying them hop by hop would take for
-ever; proves nothing.
+If every link serves only one pair of ranks, the hops of n rings are n choices. A choice gives each
+rank a next rank, no two ranks the same, and so consists of one or more circles. Hops are exchanged
+for free links within a choice, or between two choices, until every choice is one circle. If two
+circles can be joined, they are; otherwise the exchange is random, because a search that picks only
+exchanges with fewer circles gets stuck more often. This finds rings where laying them hop by hop
+would take for ever; it proves nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Exchange:
     Args:
         room: how many rings may have each hop, at [u][v].
         taken: how many have it: each rank sends and receives n.
-        seed: of the order in which exchanges are tried.
+        seed: determines the order in which exchanges are tried.
     """
 
     def __init__(self, room: list[list[int]], taken: list[list[int]], seed: int) -> None:
@@ -33,7 +33,7 @@ class Exchange:
         self.circles: list[int] = [_circles(nexts) for nexts in self.choices]
 
     def run(self, budget: Budget) -> list[Order]:
-        """The rings. Raises GaveUp after the budget."""
+        """Returns the rings. Raises GaveUp after the budget."""
         while True:
             broken = [i for i, count in enumerate(self.circles) if count > 1]
             if not broken:
@@ -97,7 +97,7 @@ class Exchange:
 
 
 def _split(taken: list[list[int]]) -> list[list[int]]:
-    """Hops of which each rank sends and receives n, as n choices of a next rank each."""
+    """Splits hops, n to and n from each rank, into n choices of a next rank for each rank."""
     size = len(taken)
     left = [list(row) for row in taken]
     choices = []
@@ -125,7 +125,7 @@ def _match(u: int, left: list[list[int]], sender: list[int], seen: set[int]) -> 
 
 
 def _circle_of(nexts: list[int]) -> list[int]:
-    """For each rank, the lowest rank of its circle."""
+    """Returns for each rank the lowest rank of its circle."""
     circle = [-1] * len(nexts)
     for start in range(len(nexts)):
         u = start

@@ -1,4 +1,4 @@
-"""The hops of a fabric, the edges that they share, and what one can tell by counting them."""
+"""The hops of a fabric, the edges that they share, and bounds found by counting them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from ..fabric import Fabric
 Order = tuple[int, ...]
 Crossings = list[list[tuple[tuple[int, int], ...] | None]]
 
-SLACK = 1e-9  # of a capacity: what dividing and multiplying floats may lose
+SLACK = 1e-9  # of a capacity: the rounding error of a division and a multiplication
 
 
 def flood(start: int, links: list[int], within: int) -> int:
-    """Ranks, as bits, that are reached from `start` over `links`, through ranks of `within`."""
+    """Returns the ranks, as bits, reached from `start` over `links` through ranks of `within`."""
     seen = fresh = links[start] & within
     while fresh:
         low = fresh & -fresh
@@ -23,11 +23,11 @@ def flood(start: int, links: list[int], within: int) -> int:
 
 
 class Hops:
-    """The hops between all pairs of ranks, and what each edge has to do with them.
+    """The hops between all pairs of ranks, and the edges that each crosses.
 
     Attributes:
-        crossings: of the hop from u to v, at [u][v]: (edge, how often) pairs; None: no such hop.
-        least, most: how often any ring crosses an edge, at least and at most.
+        crossings: of the hop from u to v, at [u][v]: pairs of edge and count; None: no such hop.
+        least, most: the least and the largest number of times that any ring crosses an edge.
     """
 
     def __init__(self, fabric: Fabric) -> None:
@@ -49,7 +49,7 @@ class Hops:
         self.most: list[int] = [self._most(e) for e in range(len(self.capacity))]
 
     def masks(self, open_edges: list[bool]) -> tuple[list[int], list[int]]:
-        """Where one can go from each rank, and come from, over open edges alone, as bits."""
+        """Returns the ranks to and from which each rank has a hop over open edges only, as bits."""
         out, into = [0] * self.size, [0] * self.size
         for u, row in enumerate(self.crossings):
             for v, times in enumerate(row):
@@ -82,11 +82,11 @@ class Hops:
         return ways * max(often for _, _, often in users)
 
     def units(self, gb_s: float) -> list[int]:
-        """How many crossings of a ring of `gb_s` each edge carries."""
+        """Returns how many crossings of a ring of `gb_s` each edge carries."""
         return [int(capacity / gb_s * (1 + SLACK)) for capacity in self.capacity]
 
     def room(self, units: list[int], rings: int) -> list[list[int]]:
-        """How many of so many rings could take each hop, if they shared it with no other one."""
+        """Returns how many of this many rings could take each hop if no other hop shared it."""
         return [
             [
                 0
@@ -113,10 +113,10 @@ class Hops:
 
 
 def regular(room: list[list[int]], rings: int) -> list[list[int]] | None:
-    """Hops of `room` such that each rank sends and receives `rings` of them; None: there are none.
+    """Returns hops of `room` of which each rank sends and receives `rings`; None: there are none.
 
-    Rings need that, though such hops need not form rings. Ranks get their hops one by one; where
-    none is left, earlier ones change theirs along an augmenting path.
+    Rings need such hops, but the hops need not form rings. Ranks get their hops one by one; if
+    none is left, earlier ranks change theirs along an augmenting path.
     """
     size = len(room)
     taken = [[0] * size for _ in room]

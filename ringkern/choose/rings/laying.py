@@ -1,8 +1,8 @@
-"""Rings laid hop by hop, with backtracking, and one ring found by going through all sets of ranks.
+"""Lays rings hop by hop, with backtracking, and finds one ring by going through all sets of ranks.
 
-The next hop goes where the fewest ways are left; a rank that can no longer be reached, or from
-which the ring can no longer close, ends a try. Effort is counted in steps and not by a clock, so
-that the same fabric has the same rings on every machine, however busy it is.
+The next hop goes to the rank that has the fewest ways left. A try ends if a rank can no longer be
+reached, or if the ring can no longer close. Effort is counted in steps and not by a clock, so that
+the same fabric has the same rings on every machine, however busy it is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from .hops import Crossings, Hops, Order, flood
 
-LOOKS_A_STEP = 32  # at hops, that take as long as a step does without them
+LOOKS_A_STEP = 32  # looks at hops that take as long as one step
 
 
 class Budget:
@@ -22,7 +22,7 @@ class Budget:
         self.left: int = steps
 
     def part(self, steps: int) -> Budget:
-        """A budget of at most so many of these steps; what it did not use goes back by `join`."""
+        """Returns a budget of at most this many of these steps; `join` takes back the rest."""
         mine = Budget(min(steps, max(self.left, 0)))
         self.left -= mine.left
         return mine
@@ -44,10 +44,10 @@ class Search:
     """Lays `rings` rings of `gb_s`, one after the other, with backtracking.
 
     Args:
-        both_ways: every ring is laid together with its reverse; `rings` counts both.
-        salt: 0: the hops with the most room first; else in an order of its own for each salt.
+        both_ways: lays every ring together with its reverse; `rings` counts both.
+        salt: 0: tries the hops with the most room first; otherwise each salt has its own order.
 
-    Rings are interchangeable, so only one order is tried: that of the ranks after rank 0.
+    Rings are interchangeable, so only one order is tried: the order of the ranks after rank 0.
     """
 
     def __init__(self, hops: Hops, rings: int, gb_s: float, both_ways: bool, salt: int) -> None:
@@ -105,7 +105,7 @@ class Search:
                     self.into[b] |= 1 << a
 
     def _next(self) -> Iterator[int]:
-        """The ranks to which the path may go on, the best first; 0 closes the ring."""
+        """Yields the ranks to which the path may go on, the best first; 0 closes the ring."""
         u, free, out = self.path[-1], self.free, self.out
         if not free:
             return iter([0] if out[u] & 1 else [])
@@ -131,7 +131,7 @@ class Search:
         return (u * 7919 + v * 104729 + len(self.done) * 1299709 + self.salt * 15485863) % 32771
 
     def run(self, budget: Budget) -> list[Order]:
-        """The rings. Raises Refuted if there are none, GaveUp if the budget was spent."""
+        """Returns the rings. Raises Refuted if there are none, GaveUp if the budget was spent."""
         size = self.hops.size
         ways = [self._next()]
         while ways:
@@ -172,12 +172,12 @@ class Search:
 
 
 def reverse(order: Order) -> Order:
-    """The same ring the other way round, from the same rank on."""
+    """Returns the same ring in the other direction, from the same rank on."""
     return order[:1] + order[:0:-1]
 
 
 def one_ring(size: int, out: list[int], into: list[int]) -> Order | None:
-    """A ring over given hops, or None; goes through all sets of ranks.
+    """Returns a ring over the given hops, or None; goes through all sets of ranks.
 
     ``ends[s]``: the ranks at which a path can end that starts at rank 0 and visits the set s.
     """

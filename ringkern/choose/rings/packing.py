@@ -1,4 +1,4 @@
-"""Decides whether this many rings of this many GB/s fit on a machine: found, refuted or given up.
+"""Decides whether this many rings of this bandwidth fit on a machine: found, refuted or given up.
 
 A ring of ``gb_s`` takes that much of every edge that one of its hops crosses, so an edge carries
 ``capacity / gb_s`` crossings, rounded down.
@@ -10,14 +10,14 @@ from .exchange import Exchange
 from .hops import Hops, Order, regular
 from .laying import Budget, GaveUp, Refuted, Search, one_ring
 
-DP_RANKS = 16  # up to which all sets of ranks are gone through
+DP_RANKS = 16  # maximum for going through all sets of ranks
 DP_SETS_A_STEP = 12  # sets that take as long as a step of the search
 TRY_FIRST = 600  # steps of the search before anything else is tried
 EXCHANGE_FIRST = 200  # steps of exchanging hops before it starts anew
 
 
 def pack(hops: Hops, rings: int, gb_s: float, budget: Budget) -> list[Order]:
-    """So many rings of `gb_s` each. Raises Refuted if there are none, GaveUp after the budget."""
+    """Returns rings of `gb_s`. Raises Refuted if there are none, GaveUp after the budget."""
     if hops.refuted(rings, gb_s):
         raise Refuted
     units = hops.units(gb_s)
@@ -39,7 +39,7 @@ def pack(hops: Hops, rings: int, gb_s: float, budget: Budget) -> list[Order]:
 
 
 def _in_pairs(hops: Hops, rings: int, gb_s: float, budget: Budget) -> list[Order]:
-    """Rings, each with its reverse, less one if they are odd; none: others may fit."""
+    """Returns rings, each with its reverse, less one if they are odd; none: others may fit."""
     if rings == 1:
         return []
     some = budget.part(max(TRY_FIRST, budget.left // 8))
@@ -52,7 +52,7 @@ def _in_pairs(hops: Hops, rings: int, gb_s: float, budget: Budget) -> list[Order
 
 
 def _otherwise(hops: Hops, rings: int, units: list[int], budget: Budget) -> list[Order]:
-    """Measures that help where laying rings hop by hop takes long; none: nothing did."""
+    """Tries other methods where laying rings hop by hop takes long; none: no method helped."""
     if rings == 1:
         # Where one ring can never fill an edge with two of its hops, any order of open hops fits.
         alone = all(not unit or unit >= most for unit, most in zip(units, hops.most))
@@ -66,12 +66,12 @@ def _otherwise(hops: Hops, rings: int, units: list[int], budget: Budget) -> list
     if any(
         unit < rings * most and len(u) > 1 for unit, most, u in zip(units, hops.most, hops.users)
     ):
-        return []  # hops that share an edge: `room` does not tell which ones fit together
+        return []  # these share an edge: `room` does not tell which of them fit together
     room = hops.room(units, rings)
     taken = regular(room, rings)
     if taken is None:
         raise Refuted
-    # Few steps do, or very many: from another start rather.
+    # Either few steps suffice, or very many: tries another start instead.
     most, seed = budget.left * 3 // 4, 0
     while most > 0:
         some = budget.part(EXCHANGE_FIRST << seed // 4)

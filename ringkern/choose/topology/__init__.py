@@ -1,13 +1,13 @@
-"""The parts of a machine, and the links between its GPUs or CPUs.
+"""The devices of a machine, and the links between its GPUs or CPUs.
 
 >>> from ringkern.choose import topology
 >>> machine = topology.recorded("dgx1-v100")
 >>> machine.fabric([0, 3]).kinds[0, 1]
 'NVL'
 
-:func:`detect` describes this machine, :func:`read` a file that NCCL wrote on another one,
-:func:`recorded` one of those that come with the package. Nothing here needs torch, a GPU or a
-package that is not Python's own, except that GPUs are only found with ``nvidia-ml-py``.
+:func:`detect` describes this machine, :func:`read` a file that NCCL wrote on another one, and
+:func:`recorded` one of the machines in the package. Nothing here needs torch, a GPU or a package
+outside of Python's own; but GPUs are only found with ``nvidia-ml-py``.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ __all__ = [
 
 
 def recorded_names() -> tuple[str, ...]:
-    """The names that :func:`recorded` takes, in alphabetical order."""
+    """Returns the names that :func:`recorded` takes, in alphabetical order."""
     files = (resources.files(__package__) / "machines").iterdir()
     return tuple(sorted(f.name[: -len(".xml")] for f in files if f.name.endswith(".xml")))
 
 
 def recorded(name: str) -> Machine:
-    """One of the machines in ``ringkern/choose/topology/machines``, whose files name their sources.
+    """Returns a machine in ``ringkern/choose/topology/machines``, whose files name their sources.
 
     Raises:
-        ValueError: there is none of that name; the text lists them.
+        ValueError: there is none with that name; the text lists the names.
     """
     if name not in recorded_names():
         raise ValueError(f"{name!r} is no recorded machine: {', '.join(recorded_names())}")

@@ -21,10 +21,10 @@ _LEGEND = {
 
 
 def describe(what: Machine | Fabric) -> str:
-    """A machine, or what is between ranks, as a few lines for people.
+    """Returns a description of ``what``, a machine or the links between ranks, in a few lines.
 
-    GB/s are those of one direction of a pair that has its way for itself, in each cell after
-    the kind of the slowest link.
+    GB/s are those of one direction of a pair without other traffic; each cell has them after the
+    kind of the slowest link.
     """
     return _fabric(what, "rank") if isinstance(what, Fabric) else _machine(what)
 

@@ -19,16 +19,16 @@ def detect(
     arch: str | None = None,
     pynvml: Any = None,
 ) -> Machine:
-    """This machine: its NUMA nodes, GPUs, and what is between them.
+    """Returns this machine: its NUMA nodes, GPUs, and the links between them.
 
-    Nothing has to be there: what could not be found out is said in ``notes``. GPUs are those of
-    the host, whatever ``CUDA_VISIBLE_DEVICES`` hides, and their NVLinks are only found with
+    Nothing has to be present: ``notes`` says what could not be found out. GPUs are those of the
+    host, whatever ``CUDA_VISIBLE_DEVICES`` hides, and their NVLinks are found only with
     ``nvidia-ml-py``.
 
     Args:
-        sys_root: of the kernel's description of devices.
+        sys_root: the root of the kernel's description of devices.
         cpuinfo: the kernel's description of the cores.
-        arch: of the CPU, as ``platform.machine()``, which is asked by default.
+        arch: of the CPU, as in ``platform.machine()``, the default.
         pynvml: a module to use in place of pynvml.
     """
     root = Path(sys_root)
@@ -57,7 +57,7 @@ def detect(
 
 
 def _ask_nvml(pynvml: Any, tree: sysfs.PciTree) -> nvml.Found:
-    """GPUs by NVML; without it those that /sys shows, of which little is known."""
+    """Finds GPUs by NVML; without it those in /sys, of which little is known."""
     by_pci = list(tree.of_class("0x0300", "0x0302", vendor=_NVIDIA))
     found = nvml.Found()
     try:

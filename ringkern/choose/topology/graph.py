@@ -1,7 +1,7 @@
-"""A machine as plain data: what is in it, and what is linked with what.
+"""A machine as plain data: its devices, and the links between them.
 
-Devices refer to each other by their position in the tuples of :class:`Machine`, as bus ids are
-those of one host and a description may be of several.
+Devices refer to each other by their position in the tuples of :class:`Machine`, because bus ids are
+valid on one host only, and a description may be of several hosts.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ CLASS_GPU = "0x0302"
 
 
 def bus_id(text: str) -> str:
-    """A PCI bus id as the rest of the package writes it: lower case, ``"0000:1b:00.0"``.
+    """Returns a PCI bus id as the rest of the package writes it: lower case, ``"0000:1b:00.0"``.
 
-    NVML's eight digits of domain become four where the first four are 0.
+    The eight digits of NVML's domain become four if the first four are 0.
 
     Args:
         text: with a domain of up to 8 digits, in upper or lower case.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is no bus id.
     """
     found = re.fullmatch(
         r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-9a-f])", text.lower()
@@ -48,12 +48,12 @@ class Cpu:
 
     Attributes:
         numa: its number; -1: the host does not say.
-        host: which host it belongs to, as NCCL's ``host_hash``; "" where there is one host.
+        host: the host of the node, as NCCL's ``host_hash``; "" if there is one host.
         cores: numbers of the logical CPUs.
-        arch: x86_64, arm64 or ppc64; "" for not known, as ``vendor``.
-        vendor: CPUID's, as GenuineIntel; with ``family`` and ``model``.
-        distances: to each NUMA node of the host, as the firmware tells them (10: itself).
-        caches: bytes of the largest cache of each level, and by how many cores it is shared.
+        arch: x86_64, arm64 or ppc64; "" if unknown, like ``vendor``.
+        vendor: CPUID's, such as GenuineIntel; with ``family`` and ``model``.
+        distances: to each NUMA node of the host, as given by the firmware (10: itself).
+        caches: for each level, bytes of the largest cache and the number of cores that share it.
     """
 
     numa: int
@@ -68,7 +68,7 @@ class Cpu:
 
     @property
     def interconnect_gb_s(self) -> float | None:
-        """GB/s to another NUMA node of the host, in one direction; ``None``: not known."""
+        """Returns GB/s to another NUMA node of the host, in one direction; ``None``: unknown."""
         return links.interconnect_gb_s(self.arch, self.vendor, self.family, self.model)
 
 
@@ -89,10 +89,10 @@ class Pci:
         bus_id: as :func:`bus_id` writes it.
         cpu: position of its NUMA node in ``Machine.cpus``.
         above: position of the bridge above it in ``Machine.pci``; ``None``: the CPU.
-        pci_class: as "0x060400"; "" for not known, as the ids.
-        vendor, device, subsystem_vendor, subsystem_device: ids, as "0x10de".
-        speed: of the link, as "16.0 GT/s PCIe".
-        width: lanes of the link; 0: not known.
+        pci_class: such as "0x060400"; "" if unknown, like the ids.
+        vendor, device, subsystem_vendor, subsystem_device: ids, such as "0x10de".
+        speed: of the link, such as "16.0 GT/s PCIe".
+        width: lanes of the link; 0: unknown.
     """
 
     bus_id: str
@@ -108,7 +108,7 @@ class Pci:
 
     @property
     def gb_s(self) -> float:
-        """GB/s of the link, in one direction."""
+        """Returns the GB/s of the link, in one direction."""
         return links.pcie_gb_s(self.speed, self.width)
 
 
@@ -117,11 +117,11 @@ class Gpu:
     """A GPU, or one rank's use of it: several may have the same ``pci``.
 
     Attributes:
-        dev: number by which NVML and nvidia-smi count it on its host.
+        dev: its number on its host in NVML and nvidia-smi.
         pci: position in ``Machine.pci``.
-        cc: compute capability, as 90; ``None``: not known.
-        name: as NVML gives it; "" for not known, as ``uuid``.
-        gdr: whether NICs read and write its memory.
+        cc: compute capability, such as 90; ``None``: unknown.
+        name: as in NVML; "" if unknown, like ``uuid``.
+        gdr: whether NICs can access its memory.
     """
 
     dev: int
@@ -140,8 +140,8 @@ class NvLink:
         gpu: position in ``Machine.gpus``.
         target: bus id of the other end: a GPU, an NVSwitch, or a CPU's bridge.
         target_class: its PCI class.
-        lanes: how many.
-        gb_s: of one of them, in one direction.
+        lanes: number of lanes.
+        gb_s: of one lane, in one direction.
     """
 
     gpu: int
@@ -152,7 +152,7 @@ class NvLink:
 
     @property
     def end(self) -> str:
-        """The kind of a node, "gpu", "cpu" or "switch", which is anything else, as in NCCL."""
+        """Returns the kind of the other end: "gpu", "cpu" or, as in NCCL for others, "switch"."""
         if self.target_class.startswith("0x03"):
             return "gpu"
         return "cpu" if self.target_class.startswith(CLASS_CPU) else "switch"
@@ -172,14 +172,14 @@ class Nic:
     """A port of a network card.
 
     Attributes:
-        name: as mlx5_0.
+        name: such as mlx5_0.
         dev: its number.
         cpu: position of its NUMA node.
-        pci: position in ``Machine.pci``; ``None``: not known.
-        gb_s: in one direction; 0: not known.
+        pci: position in ``Machine.pci``; ``None``: unknown.
+        gb_s: in one direction; 0: unknown.
         port: of the card.
         guid: of the card, as NCCL writes it.
-        gdr: whether it reads and writes GPUs' memory.
+        gdr: whether it can access GPUs' memory.
     """
 
     name: str
@@ -194,14 +194,14 @@ class Nic:
 
 @dataclass(frozen=True)
 class P2p:
-    """Returns whether one GPU may reach another's memory, as the driver says.
+    """The driver's answer to whether one GPU may access another's memory.
 
     Attributes:
         gpu, other: positions in ``Machine.gpus``.
-        read, write, nvlink: in nvidia-smi's words, as "OK", "CNS" (not by this chipset), "GNS" (not
-            by this GPU), "NS" (not supported); "" for not known.
-        ancestor: what the driver says of the way over PCIe: PIX, PXB, PHB, NODE or SYS; "" for not
-            known.
+        read, write, nvlink: in nvidia-smi's words, such as "OK", "CNS" (not by this chipset), "GNS"
+            (not by this GPU), "NS" (not supported); "" if unknown.
+        ancestor: the PCIe route in the driver's words: PIX, PXB, PHB, NODE or SYS; "" if
+            unknown.
     """
 
     gpu: int
@@ -214,16 +214,16 @@ class P2p:
 
 @dataclass(frozen=True)
 class Machine:
-    """One host, or several that one NVSwitch system joins.
+    """One host, or several hosts that one NVSwitch system joins.
 
     Attributes:
-        name: "" where it has none.
+        name: "" if it has none.
         cpus: NUMA nodes.
-        pci: a device stands behind the bridge above it.
+        pci: a device comes after the bridge above it.
         gpus: by host and ``dev``.
         nvlinks, c2c, nics: by GPU or number.
         p2p: for each ordered pair of GPUs; empty: the driver was not asked.
-        notes: what could not be found out, a sentence each.
+        notes: facts that could not be found out, one sentence each.
     """
 
     name: str = ""
@@ -237,29 +237,29 @@ class Machine:
     notes: tuple[str, ...] = ()
 
     def cpu_of(self, gpu: int) -> Cpu:
-        """The NUMA node of a GPU."""
+        """Returns the NUMA node of a GPU."""
         return self.cpus[self.pci[self.gpus[gpu].pci].cpu]
 
     def bus_id_of(self, gpu: int) -> str:
-        """The PCI bus id of a GPU."""
+        """Returns the PCI bus id of a GPU."""
         return self.pci[self.gpus[gpu].pci].bus_id
 
     def find_gpu(self, bus: str, host: str | None = None) -> int | None:
-        """Position of the first GPU with a bus id, on one host where one is given."""
+        """Returns the position of the first GPU with a bus id, on ``host`` if it is given."""
         for position in range(len(self.gpus)):
             if self.bus_id_of(position) == bus and host in (None, self.cpu_of(position).host):
                 return position
         return None
 
     def fabric(self, gpus: Sequence[int] | None = None) -> Fabric:
-        """Returns the links that data of ranks on GPUs crosses: rank i is on ``gpus[i]``.
+        """Returns the links between ranks on GPUs: rank i is on ``gpus[i]``.
 
-        Two GPUs use their direct NVLinks if they have any, else NVSwitches, else PCIe and what is
-        between their CPUs. Where the driver says that one may not write the other's memory, the
-        pair has no route.
+        Two GPUs use their direct NVLinks if they have any, otherwise NVSwitches, otherwise PCIe and
+        the links between their CPUs. If the driver says that one may not write to the other's
+        memory, the pair has no route.
 
         Args:
-            gpus: positions in ``Machine.gpus``; one GPU more than once: ranks that share it.
+            gpus: positions in ``Machine.gpus``; ranks that share a GPU repeat its position.
                 ``None``: all of them, in their order.
 
         Raises:
@@ -270,7 +270,7 @@ class Machine:
         return routes.gpu_fabric(self, gpus)
 
     def cpu_fabric(self, numa_of_rank: Sequence[int]) -> Fabric:
-        """The same of ranks that compute on CPUs, of a machine with one host.
+        """Returns the same for ranks that compute on CPUs, on a machine with one host.
 
         Args:
             numa_of_rank: the NUMA node's number (not its position) of each rank.

@@ -11,8 +11,8 @@ The meaning of the attributes is known from NCCL's ``src/graph/xml.cc`` and ``to
             <c2c bw count/>                                          MB/s of one lane
           <nic> <net name dev speed port guid gdr/>                  Mbit/s
 
-Other elements and attributes are left out. A file without any <gpu> (as cloud providers give out,
-for NCCL to fill in) has GPUs where a <pci> is of their class.
+Other elements and attributes are ignored. In a file without any <gpu> (as cloud providers publish
+them, for NCCL to complete), each <pci> of the class of GPUs is a GPU.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ VERSION = 1
 
 
 def read(path: str | Path) -> Machine:
-    """The machine that a file describes.
+    """Returns the machine that a file describes.
 
     Args:
-        path: of NCCL's XML, as ``NCCL_TOPO_DUMP_FILE`` gets it.
+        path: NCCL's XML, as written to ``NCCL_TOPO_DUMP_FILE``.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no such description; the text names file, line and what is expected.
+        ValueError: it is no such description; the text names file, line and the expected content.
     """
     with Path(path).open("rb") as file:
         text = file.read(MAX_BYTES + 1)
@@ -47,10 +47,10 @@ def read(path: str | Path) -> Machine:
 
 
 def from_xml(text: str | bytes) -> Machine:
-    """The machine that a text describes.
+    """Returns the machine that a text describes.
 
     Raises:
-        ValueError: as :func:`read`.
+        ValueError: see :func:`read`.
     """
     system = parse(text)
     if system.name != "system":
@@ -183,7 +183,7 @@ class _Reader:
 
     def _nic(self, element: Element, pci: int | None) -> None:
         for net in _named(element, "net"):
-            # Ports that NCCL has joined to another one stay in the file with net="0".
+            # Ports that NCCL has joined to another port stay in the file with net="0".
             if "dev" not in net.attributes or net.text("net") == "0":
                 continue
             self.nics.append(

@@ -17,18 +17,18 @@ _ENDS = {0: f"{CLASS_GPU}00", 1: CLASS_CPU, 2: CLASS_NVSWITCH}
 _C2C_COUNT, _C2C_STATUS, _C2C_MAX_BW = 170, 171, 172
 _MAX_LINKS = 36
 
-# The text that NCCL writes where an NVSwitch has no bus id that the host sees.
+# The text that NCCL writes for an NVSwitch whose bus id the host does not see.
 SWITCH_WITHOUT_ID = "fffffff:ff:ff.0"
 
 
 @dataclass
 class NvmlGpu:
-    """A GPU, as NVML tells it.
+    """A GPU, as described by NVML.
 
     Attributes:
         dev: NVML's number.
         nvlinks: lanes, by bus id and PCI class of the other end.
-        c2c: lanes, and GB/s of each.
+        c2c: lanes, and GB/s of each lane.
     """
 
     dev: int
@@ -42,7 +42,7 @@ class NvmlGpu:
 
 @dataclass
 class Found:
-    """All GPUs, who reaches whom by their positions, and what was not found out."""
+    """All GPUs, the access between them by position, and notes on facts that are unknown."""
 
     gpus: list[NvmlGpu] = field(default_factory=list)
     p2p: list[P2p] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Found:
 
 
 def load() -> Any:
-    """The module pynvml.
+    """Returns the module pynvml.
 
     Raises:
         ImportError: it is not installed.
@@ -85,7 +85,7 @@ class _Query:
         self.found = found
 
     def _ask(self, name: str, *given: Any, default: Any = None, what: str = "") -> Any:
-        """The answer of one of NVML's functions; else the default, with a note if of ``what``."""
+        """Returns an NVML function's answer, or the default, with a note if ``what`` is given."""
         try:
             return getattr(self.nvml, name)(*given)
         except (self.nvml.NVMLError, AttributeError) as error:
@@ -163,7 +163,7 @@ class _Query:
             gpu.c2c = (len(up), min(up) / 1000)
 
     def _fields(self, handle: Any, *wanted: Any) -> list[int]:
-        """Values of NVML's fields; none where one of them is not told."""
+        """Returns values of NVML's fields; none if one of them is missing."""
         values = list(self._ask("nvmlDeviceGetFieldValues", handle, list(wanted), default=()))
         if any(value.nvmlReturn for value in values):
             return []

@@ -1,4 +1,4 @@
-"""From a machine to the :class:`~ringkern.choose.fabric.Fabric` of ranks on its GPUs or CPUs."""
+"""Makes the :class:`~ringkern.choose.fabric.Fabric` of ranks on a machine's GPUs or CPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Route(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """From a GPU to its CPU, and back."""
+    """The edges from a GPU to its CPU, and back."""
 
     up: tuple[Edge, ...]
     down: tuple[Edge, ...]
@@ -78,18 +78,18 @@ def _host_prefix(machine: Machine, cpu: Cpu) -> str:
 
 
 def _between_cpus(machine: Machine, source: Cpu, target: Cpu) -> Edge:
-    """A link of their own for each two NUMA nodes, as NCCL has it."""
+    """Returns a link of its own for each pair of NUMA nodes, as NCCL does."""
     prefix = _host_prefix(machine, source)
     gb_s = source.interconnect_gb_s or links.INTERCONNECT_UNKNOWN_GB_S
     return Edge(f"{prefix}cpu{source.numa}>{prefix}cpu{target.numa} interconnect", gb_s)
 
 
 class _Router:
-    """Chooses the way between two GPUs of a machine."""
+    """Chooses the route between two GPUs of a machine."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        # Where several ranks share a GPU, the first record has its links, as in NCCL's files.
+        # If several ranks share a GPU, the first record has its links, as in NCCL's files.
         self._first: dict[int, int] = {}
         for position, gpu in enumerate(machine.gpus):
             self._first.setdefault(gpu.pci, position)
@@ -138,14 +138,14 @@ class _Router:
         )
 
     def _lanes_to(self, gpu: int, end: str) -> tuple[float, int] | None:
-        """GB/s and lanes of a GPU's NVLinks to all ends of one kind together."""
+        """Returns GB/s and lanes of all NVLinks of a GPU to ends of one kind."""
         found = [n for n in self.machine.nvlinks if n.gpu == gpu and n.end == end and n.lanes]
         if not found:
             return None
         return sum(n.lanes * n.gb_s for n in found), sum(n.lanes for n in found)
 
     def _pcie(self, a: int, b: int) -> _Route | None:
-        """Below one PCIe switch, or through one CPU or two."""
+        """Returns the route below one PCIe switch, or through one or two CPUs."""
         source, target = self.machine.cpu_of(a), self.machine.cpu_of(b)
         if source.host != target.host:
             return None
@@ -167,7 +167,7 @@ class _Router:
         return _Route((*up, *down), "PIX" if len(up) == len(down) == 1 else "PXB")
 
     def _bridges(self, gpu: int) -> list[int]:
-        """Positions of a GPU's own PCI device and the bridges above it, upwards."""
+        """Returns the positions of a GPU's own PCI device and of the bridges above it, upwards."""
         chain: list[int] = []
         pci: int | None = self.machine.gpus[gpu].pci
         while pci is not None:
@@ -176,7 +176,7 @@ class _Router:
         return chain
 
     def _link(self, gpu: int, pci: int) -> tuple[Edge, Edge]:
-        """Both directions of the link above one of the GPU's bridges, or above the GPU itself."""
+        """Returns both directions of the link above one of the GPU's bridges, or above the GPU."""
         device = self.machine.pci[pci]
         cpu = self.machine.cpus[device.cpu]
         prefix = _host_prefix(self.machine, cpu)
@@ -194,7 +194,7 @@ class _Router:
         )
 
     def _way(self, gpu: int) -> _Way:
-        """The quickest way from a GPU to its CPU; PCIe where others are no quicker."""
+        """Returns the fastest route from a GPU to its CPU; PCIe if others are no faster."""
         both = [self._link(gpu, pci) for pci in self._bridges(gpu)]
         ways = [_Way(tuple(e[0] for e in both), tuple(e[1] for e in reversed(both)), "PCI")]
         name, cpu = self._name(gpu), self.machine.cpu_of(gpu)

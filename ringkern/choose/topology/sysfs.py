@@ -1,6 +1,6 @@
 """Reads NUMA nodes and PCI devices from ``/sys``.
 
-All of it may be missing, as in a container: what is, is left open, with a note.
+Any of it may be missing, as in a container: then a value stays open, with a note.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _BUS_ID = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 
 
 def cpus(root: Path, cpuinfo: Path, arch: str) -> tuple[list[Cpu], list[str]]:
-    """The NUMA nodes that have cores, and notes.
+    """Returns the NUMA nodes that have cores, and notes.
 
     Args:
-        root: of /sys.
+        root: the folder /sys.
         cpuinfo: the file /proc/cpuinfo.
-        arch: as ``platform.machine()`` tells it.
+        arch: as in ``platform.machine()``.
     """
     arch = {"aarch64": "arm64", "ppc64le": "ppc64", "AMD64": "x86_64"}.get(arch, arch)
     vendor, family, model = _identity(text(cpuinfo))
@@ -35,7 +35,7 @@ def cpus(root: Path, cpuinfo: Path, arch: str) -> tuple[list[Cpu], list[str]]:
         node = system / f"node/node{numa}"
         own = cores(text(node / "cpulist"))
         if not own:
-            continue  # memory without cores, as a GPU's own or an expander's
+            continue  # memory without cores, such as that of a GPU or an expander
         distances = tuple(int(d) for d in re.findall(r"\d{1,5}", text(node / "distance")))
         caches = _caches(root, own[0])
         found.append(Cpu(numa, "", own, arch, vendor, family, model, distances, caches))
@@ -48,7 +48,7 @@ def cpus(root: Path, cpuinfo: Path, arch: str) -> tuple[list[Cpu], list[str]]:
 
 
 def _identity(cpuinfo: str) -> tuple[str, int, int]:
-    """Vendor, family and model of the first core."""
+    """Returns vendor, family and model of the first core."""
     values = dict(re.findall(r"^([a-z_ ]+?)\s*: (\S+)", cpuinfo, re.MULTILINE)[:32][::-1])
 
     def number(key: str) -> int:
@@ -63,11 +63,10 @@ def _caches(root: Path, core: int) -> tuple[Cache, ...]:
 
 
 class PciTree:
-    """The devices asked for, and what is above them.
+    """The requested devices, and the bridges above them.
 
-    A switch shows itself as one bridge towards the CPU and one for each device below; only the
-    first is kept, as in NCCL's files, and no root port. So every other bridge above a device is
-    left out.
+    A switch appears as one bridge towards the CPU and one for each device below. Only the first is
+    kept, as in NCCL's files, and no root port. So every other bridge above a device is left out.
     """
 
     def __init__(self, root: Path, cpus: list[Cpu]) -> None:
@@ -78,7 +77,7 @@ class PciTree:
         self._found: dict[str, int] = {}
 
     def of_class(self, *starts: str, vendor: str = "") -> Iterator[str]:
-        """Bus ids of devices whose class starts with one of ``starts``, in order."""
+        """Yields the bus ids of devices whose class starts with one of ``starts``, in order."""
         for device in sorted(self._root.glob("*")):
             if not text(device / "class").startswith(starts):
                 continue
@@ -86,7 +85,7 @@ class PciTree:
                 yield bus_id(device.name)
 
     def add(self, bus: str) -> int:
-        """Position of a device, which is read with all above it unless it has been already."""
+        """Returns the position of a device; reads it and all above it unless that was done."""
         if bus in self._found:
             return self._found[bus]
         folder = self._root / bus
@@ -139,7 +138,7 @@ class PciTree:
         )
 
     def _cpu(self, path: Path) -> int:
-        """Position of a device's NUMA node; of one apart where it is not told which it is."""
+        """Returns the position of a device's NUMA node, or of a separate node if it is unknown."""
         numa = text(path / "numa_node")
         if not re.fullmatch(r"\d{1,5}", numa):
             numa = "-1"
@@ -157,7 +156,7 @@ class PciTree:
 
 
 def nics(root: Path, tree: PciTree) -> list[Nic]:
-    """Ports of network cards: InfiniBand's and RoCE's, and of the cards without, by their name."""
+    """Returns the ports of network cards: of InfiniBand and RoCE, and others, by name."""
     found: list[Nic] = []
     seen = set()
     for kind in ("infiniband", "net"):

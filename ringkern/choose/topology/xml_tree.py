@@ -1,4 +1,4 @@
-"""XML from a file that may be anybody's, as plain elements that know their line."""
+"""Reads XML from an untrusted file into plain elements that know their line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from xml.parsers import expat
 
-# More than a rack of NVLink has.
+# More than the description of a rack with NVLink needs.
 MAX_BYTES = 8 << 20
 MAX_ELEMENTS = 20_000
 MAX_DEPTH = 64
@@ -25,17 +25,17 @@ class Element:
         return f"line {self.line}, <{self.name}>"
 
     def text(self, key: str, default: str = "") -> str:
-        """An attribute as it stands there."""
+        """Returns an attribute as it is written."""
         return self.attributes.get(key, default)
 
     def number(self, key: str, low: int, high: int, default: int | None = None) -> int:
-        """A whole number, which may be hexadecimal with 0x.
+        """Returns a whole number, which may be hexadecimal with 0x.
 
         Args:
-            default: for a missing or empty attribute; ``None``: it must be there.
+            default: for a missing or empty attribute; ``None``: the attribute is required.
 
         Raises:
-            ValueError: it is not there, no number, or not from ``low`` to ``high``.
+            ValueError: it is missing, no number, or not from ``low`` to ``high``.
         """
         text = self.text(key).strip()
         if not text and default is not None:
@@ -50,9 +50,9 @@ class Element:
 
 
 def parse(text: str | bytes) -> Element:
-    """The outermost element of a document.
+    """Returns the outermost element of a document.
 
-    No entities, so nothing outside of the text is read and nothing in it grows.
+    Entities are refused, so that nothing outside of the text is read and nothing in it grows.
 
     Raises:
         ValueError: it is no XML, not UTF-8, has a DOCTYPE, or is larger than any machine's; the

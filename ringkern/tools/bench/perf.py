@@ -1,12 +1,12 @@
 """Measures the collectives in one group: ringkern next to Gloo, on ranks that both share.
 
 Sizes are bytes and include every rank's part; times are microseconds; bandwidths are GB/s, 1e9
-bytes a second. "algbw" is size / time; "busbw" is what each link of a ring must carry for it,
-which is comparable between numbers of ranks: algbw times 2(k-1)/k for an all-reduce of k ranks,
-(k-1)/k for its two halves.
+bytes a second. "algbw" is size / time. "busbw" is the bandwidth on each link of a ring, which is
+comparable between numbers of ranks: algbw times 2(k-1)/k for an all-reduce of k ranks, (k-1)/k for
+its two halves.
 
-:mod:`ringkern.tools.turns` has the method; ``bench/compare`` measures other libraries by it,
-each in processes of its own.
+:mod:`ringkern.tools.turns` has the method. ``bench/compare`` uses it for other libraries, each in
+separate processes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ALIGNMENT = 64  # bytes: a cache line
 
 
 class UnsupportedError(ValueError):
-    """A contender does not have the collective, op or dtype that is to be measured."""
+    """A contender does not have the collective, op or dtype to be measured."""
 
     def __init__(self, contender: str, text: str) -> None:
         super().__init__(f"{contender} has no {text}")
@@ -54,15 +54,15 @@ class Settings:
 
     Attributes:
         collective: one of ``COLLECTIVES``.
-        dtype: torch's name of a dtype, as ``"float32"``.
-        op: ringkern's name of an op, as ``"sum"``; means nothing to an all-gather.
+        dtype: torch's name of a dtype, such as ``"float32"``.
+        op: ringkern's name of an op, such as ``"sum"``; ignored for an all-gather.
         protocol: of ringkern.
         algorithm, deterministic, accumulate: of its all-reduce.
-        gloo: measure Gloo, too.
+        gloo: measures Gloo, too.
         sizes: bytes of all ranks' parts.
-        warmup: calls of each turn that do not count, at least.
-        check: calls whose result is checked, a size and contender.
-        seconds: about how long a size takes, with all contenders.
+        warmup: minimum number of calls per turn that do not count.
+        check: number of calls whose result is checked, per size and contender.
+        seconds: approximate time for a size, with all contenders.
         rotate: bytes over which the calls walk, so that caches do not help; 0: all calls use the
             same memory.
         pinned: each rank keeps to one core.
@@ -85,13 +85,13 @@ class Settings:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype as torch has it."""
+        """Returns the dtype of torch."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
     @property
     def reduce_op(self) -> Op:
-        """The op as torch.distributed has it."""
+        """Returns the op of torch.distributed."""
         if self.op == "premul_sum":
             return dist._make_nccl_premul_sum(exact.PREMUL_FACTOR)
         op: Op = getattr(dist.ReduceOp, "PRODUCT" if self.op == "prod" else self.op.upper())
@@ -100,7 +100,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Row:
-    """One size.
+    """The results for one size.
 
     Attributes:
         size: bytes of all ranks' parts.
@@ -115,26 +115,26 @@ class Row:
 
 
 def geometric_sizes(begin: int, end: int, factor: int) -> tuple[int, ...]:
-    """``begin``, and each size ``factor`` times the one before it, up to ``end``; bytes."""
+    """Returns ``begin`` and sizes that grow by ``factor``, up to ``end``; bytes."""
     sizes = itertools.accumulate(itertools.repeat(factor), lambda a, b: a * b, initial=begin)
     return tuple(itertools.takewhile(lambda size: size <= end, sizes))
 
 
 def bandwidths(collective: str, ranks: int, size: int, time_us: float) -> tuple[float, float]:
-    """algbw and busbw in GB/s of a collective over ``size`` bytes that took ``time_us``."""
+    """Returns algbw and busbw in GB/s of a collective over ``size`` bytes in ``time_us``."""
     algbw = size / time_us / 1e3
     return algbw, algbw * bus_share(collective, ranks)
 
 
 def measure(settings: Settings) -> Iterator[Row]:
-    """Measures one size after the other. All ranks of the default group, a Gloo one, call it.
+    """Measures one size after the other. All ranks of the default group, with Gloo, call it.
 
     Raises:
         UnsupportedError: on all ranks, before anything is measured.
     """
     names = ["ringkern", *(["gloo"] if settings.gloo else [])]
     done = set()
-    for size in [0, *settings.sizes]:  # the first connects the ring, and shows what is unsupported
+    for size in [0, *settings.sizes]:  # the first connects the ring, and raises UnsupportedError
         count = _count(settings, size)
         if size == 0 or count not in done:  # more than one small size may be rounded to one element
             buffers = _Buffers(settings, count)
@@ -164,7 +164,8 @@ class _Buffers:
         place = -(-self.size // ALIGNMENT) * ALIGNMENT
         places = min(max(1, settings.rotate // place), MOST_CALLS)
         stride = max(place, settings.rotate // places // ALIGNMENT * ALIGNMENT) // itemsize
-        # Zeros stay zeros, whatever the op and however often; and their pages are really there.
+        # Zeros stay zeros with every op, however often it is applied; and writing them takes the
+        # pages.
         memory = torch.empty(stride * places, dtype=settings.torch_dtype).zero_()
         wholes = [memory.narrow(0, i * stride, elements) for i in range(places)]
         self.pairs = [
@@ -193,7 +194,7 @@ class _Contender:
             raise UnsupportedError(self.name, f"{what}: {error}") from error
 
     def check(self) -> int | None:
-        """How many elements are wrong after ``settings.check`` calls, on all ranks."""
+        """Returns the number of wrong elements after ``settings.check`` calls, on all ranks."""
         if not self.settings.check:
             return None
         collective, dtype = self.settings.collective, self.settings.torch_dtype
@@ -216,7 +217,7 @@ class _Contender:
         return int(wrong)
 
     def time(self, warmup: int, calls: int) -> Block:
-        """A block of calls, which starts on all ranks together."""
+        """Times a block of calls, which starts on all ranks together."""
         dist.barrier()
         timed(self._endless, warmup)
         before = preemptions()
@@ -232,7 +233,7 @@ def _ringkern(settings: Settings, whole: torch.Tensor, part: torch.Tensor) -> Ca
     if settings.collective == "all_reduce":
         names += ["algorithm", "deterministic", "accumulate"]
     asked = {name: getattr(settings, name) for name in names}
-    # Arguments at their defaults are left out, as in a program: that call is quicker.
+    # Arguments at their defaults are left out, as in a program: that call is faster.
     given = {name: value for name, value in asked.items() if value != "auto"}
     if settings.collective == "all_reduce":
         return functools.partial(ops.ring_all_reduce, whole, op, **given)
@@ -245,7 +246,7 @@ def _gloo(settings: Settings, whole: torch.Tensor, part: torch.Tensor) -> Callab
     op = settings.reduce_op
     if settings.collective == "all_reduce":
         return functools.partial(dist.all_reduce, whole, op)
-    # torch 2.13 renames these two, and warns about their former names.
+    # torch 2.13 renames these two, and warns about their old names.
     if settings.collective == "reduce_scatter":
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         return functools.partial(scatter, part, whole, op)
@@ -263,5 +264,5 @@ def _compete(settings: Settings, contenders: dict[str, _Contender]) -> dict[str,
     for _ in range(repeats(settings.seconds, block_s, order)):
         for turns in order:
             turns.take()
-        order.reverse()  # nobody is always the first
+        order.reverse()  # no contender is always the first
     return {name: turns.result("unknown") for name, turns in entrants.items()}

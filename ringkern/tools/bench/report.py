@@ -37,7 +37,7 @@ def machine() -> dict[str, Any]:
 
 
 def origin(found: dict[str, Any], date: str, command: str) -> list[str]:
-    """On what machine, when and by which command something was measured, in lines."""
+    """Returns lines with the machine, date and command of a measurement."""
     return [
         f"ringkern {found['ringkern']}, torch {found['torch']}, python {found['python']}",
         f"machine: {found['cpu']}, {found['cores']} cores, {found['cpu_isa']}, "
@@ -48,7 +48,7 @@ def origin(found: dict[str, Any], date: str, command: str) -> list[str]:
 
 
 def circumstances(found: dict[str, Any], date: str, command: str) -> list[str]:
-    """The first lines of a table: :func:`origin`."""
+    """Returns the first lines of a table: :func:`origin`."""
     return [f"# {line}" for line in origin(found, date, command)]
 
 
@@ -56,7 +56,7 @@ def circumstances(found: dict[str, Any], date: str, command: str) -> list[str]:
 class Report:
     """The settings of a run, and the circumstances that its figures depend on.
 
-    ``hosts``: how many the ranks are on.
+    ``hosts``: the number of hosts with ranks.
     """
 
     settings: perf.Settings
@@ -67,7 +67,7 @@ class Report:
     hosts: int = 1
 
     def header(self) -> str:
-        """The lines above the rows: the circumstances, then the names of the columns."""
+        """Returns the lines above the rows: the circumstances, then the names of the columns."""
         settings, found = self.settings, self.machine
         names = ["ringkern", *(["gloo"] if settings.gloo else [])]
         memory = f"{settings.rotate} bytes in turn" if settings.rotate else "the same at each call"
@@ -91,7 +91,7 @@ class Report:
         return "\n".join(text.rstrip() for text in lines)
 
     def line(self, row: perf.Row) -> str:
-        """One row: the columns of nccl-tests, a block a contender, then what is ours."""
+        """Returns one row: the columns of nccl-tests, a block per contender, then the ratio."""
         redop = "none" if self.settings.collective == "all_gather" else self.settings.op
         text = f"  {row.size:10} {row.count:12} {self.settings.dtype:>13} {redop:>10} {-1:6}    "
         for result in row.results.values():
@@ -103,7 +103,7 @@ class Report:
         return text.rstrip()
 
     def footer(self, rows: list[perf.Row]) -> str:
-        """The lines below the rows."""
+        """Returns the lines below the rows."""
         wrong = total_wrong(rows)
         lines = [f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"]
         for name in rows[0].results:
@@ -113,7 +113,7 @@ class Report:
         return "\n".join(lines)
 
     def as_json(self, rows: list[perf.Row]) -> dict[str, Any]:
-        """All that was measured, with units in the names, each repeat included."""
+        """Returns all measurements, with units in the names and with each repeat."""
         return {
             "machine": self.machine,
             "date": self.date,
@@ -140,7 +140,7 @@ class Report:
 
 
 def placement(pinned: bool) -> str:
-    """Where ranks ran, in words."""
+    """Returns the placement of ranks, in words."""
     return "a core each" if pinned else "not pinned"
 
 
@@ -150,18 +150,18 @@ def _modes(settings: perf.Settings) -> str:
 
 
 def total_wrong(rows: list[perf.Row]) -> int:
-    """Elements that were wrong, of all rows and contenders."""
+    """Returns the number of wrong elements, of all rows and contenders."""
     return sum(result.wrong or 0 for row in rows for result in row.results.values())
 
 
 def bench_rank(
     settings: perf.Settings, found: dict[str, Any], command: str, file: Path | None
 ) -> int:
-    """One rank of ``bench``, in its group; rank 0 prints. Returns the exit status.
+    """Runs one rank of ``bench``, in its group; rank 0 prints. Returns the exit status.
 
     Args:
         found: the machine, before ranks were pinned.
-        file: of ``--json``.
+        file: the file of ``--json``.
     """
     first, output = dist.get_rank() == 0, Output(file)
     date = datetime.now().astimezone().isoformat(timespec="seconds")

@@ -1,6 +1,6 @@
 """Describes this machine and checks rings on it: ``python -m ringkern env`` and ``doctor``.
 
-``machine`` reads what the kernel says, ``probe`` what torch and the extension say, in a process of
-its own, so that both commands work where these do not load, and where loading them ends Python.
-Nothing of this package but the smoke tests needs them.
+``machine`` reads the kernel's facts. ``probe`` reads those of torch and the extension, in another
+process, so that both commands work if these do not load, or if loading them ends Python. Only the
+smoke tests of this package need them.
 """

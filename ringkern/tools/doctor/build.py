@@ -1,4 +1,4 @@
-"""Checks that torch and the extension load and fit, and names what a new build would need."""
+"""Checks that torch and the extension load and fit, and names the needs of a new build."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOADED = Mapping[str, Mapping[str, Any]]
 
 
 def findings(loaded: LOADED, driver: Mapping[str, Any]) -> Iterator[Finding]:
-    """All of this module."""
+    """Runs all checks of this module."""
     yield torch(loaded)
     yield extension(loaded)
     yield kernels(loaded)
@@ -27,7 +27,7 @@ def findings(loaded: LOADED, driver: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def torch(loaded: LOADED) -> Finding:
-    """It imports, and has what ringkern is used with."""
+    """Checks that torch imports, and has the parts that ringkern uses."""
     found = loaded["torch"]
     if "error" in found:
         return red("torch", found["error"], "install torch again: https://pytorch.org/get-started")
@@ -41,7 +41,7 @@ def torch(loaded: LOADED) -> Finding:
 
 
 def extension(loaded: LOADED) -> Finding:
-    """It imports, which includes that it was built against this torch."""
+    """Checks that the extension imports, and so was built against this torch."""
     found = loaded["ringkern"]
     if "error" not in found:
         info = found["build"]
@@ -59,7 +59,7 @@ def extension(loaded: LOADED) -> Finding:
 
 
 def kernels(loaded: LOADED) -> Finding:
-    """CUDA kernels for the GPUs that are here, where there are any."""
+    """Checks for CUDA kernels for the GPUs of this machine, if there are any."""
     name = "CUDA kernels"
     for stage in ("ringkern", "cuda"):
         if "error" in loaded[stage]:
@@ -81,7 +81,7 @@ def kernels(loaded: LOADED) -> Finding:
 
 
 def _runs_on(archs: str, major: int, minor: int) -> bool:
-    """Machine code runs on GPUs of its generation from its minor version on, PTX on all newer."""
+    """Returns whether machine code (same generation, minor version or newer) or PTX runs on it."""
     for kind, number in re.findall(r"(sm|compute)_(\d+)", archs):
         built = divmod(int(number), 10)
         if kind == "compute" and built <= (major, minor):
@@ -92,7 +92,7 @@ def _runs_on(archs: str, major: int, minor: int) -> bool:
 
 
 def compiler(loaded: LOADED, driver: Mapping[str, Any]) -> Finding:
-    """Returns what a new build would need, where one is advised."""
+    """Returns what a new build would need, if one is advised."""
     name = "compiler"
     if not any("pip install" in check(loaded).fix for check in (extension, kernels)):
         return unchecked(name, "no new build is advised")
@@ -119,7 +119,7 @@ def _gcc_version() -> int | None:
 
 
 def variables(loaded: LOADED) -> Finding:
-    """Variables of the environment that nothing reads."""
+    """Finds variables of the environment that nothing reads."""
     found = loaded["ringkern"]
     if "error" in found:
         return unchecked("variables", "the extension does not load")
@@ -131,7 +131,7 @@ def variables(loaded: LOADED) -> Finding:
 
 
 def between_hosts(loaded: LOADED) -> Finding:
-    """Checks that this torch has the engine that joins hosts."""
+    """Checks that this torch has the engine between hosts."""
     name, found = "between hosts", loaded["ringkern"]
     if "error" in found:
         return unchecked(name, "the extension does not load")

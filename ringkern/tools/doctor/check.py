@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class State(str, Enum):
-    """How it stands; ``UNCHECKED`` where it could not be looked at, or there is nothing to."""
+    """The outcome of a check; ``UNCHECKED``: it was impossible, or there is nothing to check."""
 
     GREEN = "green"
     YELLOW = "yellow"
@@ -23,10 +23,10 @@ class Finding:
     """One line of ``doctor``.
 
     Attributes:
-        name: what was looked at.
-        state: how it stands.
-        found: what was found, or why nothing was.
-        fix: what to do; always there where something is yellow or red.
+        name: the checked property.
+        state: the outcome.
+        found: the finding, or why there is none.
+        fix: what to do; always present for yellow and red.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Finding:
             raise AssertionError(f"{self.name} is {self.state.value}, with the fix {self.fix!r}")
 
     def text(self, colors: bool = False) -> str:
-        """One line, and one for the fix."""
+        """Returns one line, and one for the fix."""
         word = f"{self.state.value:<12}"
         if colors:
             word = f"\x1b[{_COLORS[self.state]}m{word}\x1b[0m"
@@ -49,7 +49,7 @@ class Finding:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, str]:
-        """For JSON."""
+        """Returns plain data, for JSON."""
         return {
             "name": self.name,
             "state": self.state.value,
@@ -59,20 +59,20 @@ class Finding:
 
 
 def green(name: str, found: str) -> Finding:
-    """All is well."""
+    """Makes a finding: all is well."""
     return Finding(name, State.GREEN, found)
 
 
 def yellow(name: str, found: str, fix: str) -> Finding:
-    """It works, but not as well as it could."""
+    """Makes a finding: it works, but not as well as it could."""
     return Finding(name, State.YELLOW, found, fix)
 
 
 def red(name: str, found: str, fix: str) -> Finding:
-    """Something does not work."""
+    """Makes a finding: something does not work."""
     return Finding(name, State.RED, found, fix)
 
 
 def unchecked(name: str, why: str) -> Finding:
-    """Nobody looked."""
+    """Makes a finding: it was not checked."""
     return Finding(name, State.UNCHECKED, why)

@@ -26,7 +26,7 @@ all is well."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Adds the options of the command."""
     parser.epilog = EPILOG
     options.add_ranks(parser, "ranks of the rings")
     parser.add_argument("--no-rings", action="store_true", help="look only, start no ranks")
@@ -35,10 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; the exit status: 1 where a line is red.
+    """Runs the command. Returns the exit status: 1 if a line is red.
 
     Raises:
-        ValueError: torchrun has started another number of ranks than is asked for.
+        ValueError: torchrun has started another number of ranks than requested.
     """
     if "RANK" not in os.environ:
         report = _Report(args.json)
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Report:
-    """The lines that have been found, and printed."""
+    """Collects and prints the lines."""
 
     def __init__(self, file: Path | None, silent: bool = False) -> None:
         self._output, self._silent = options.Output(file), silent
@@ -61,7 +61,7 @@ class _Report:
         self._found: list[Finding] = []
 
     def look(self, ranks: int) -> dict[str, dict[str, Any]]:
-        """Adds what can be seen without rings; what the probe said."""
+        """Adds the findings that need no rings; returns the probe's answer."""
         loaded, driver = probe.ask(120.0), gpu.driver()
         self.add(build.findings(loaded, driver))
         self.add(gpu.findings(loaded, driver))
@@ -75,7 +75,7 @@ class _Report:
                 self._output.say(finding.text(self._colors))
 
     def end(self) -> int:
-        """The last line, and JSON; the exit status."""
+        """Prints the last line, and JSON; returns the exit status."""
         counts = Counter(finding.state for finding in self._found)
         if not self._silent:
             self._output.say("# " + ", ".join(f"{counts[state]} {state.value}" for state in State))
@@ -102,7 +102,7 @@ def _rings(loaded: dict[str, dict[str, Any]], ranks: int) -> Iterator[Finding]:
 
 
 def _joined(args: argparse.Namespace) -> int:
-    """One of torchrun's ranks, in a group of them; rank 0 looks at the rest, and prints."""
+    """Runs one of torchrun's ranks, in their group; rank 0 makes the other checks, and prints."""
     import torch
     import torch.distributed as dist
 
@@ -118,12 +118,12 @@ def _joined(args: argparse.Namespace) -> int:
             tests += rings.on_gpus(gpus, ranks)
         else:
             report.add([unchecked("rings on GPUs", "no GPU is visible to torch")])
-        dist.barrier()  # a test has little time to wait for rank 0
+        dist.barrier()  # a test leaves little time to wait for rank 0
         report.add(smoke.joined(tests))
     return report.end()
 
 
 def _progress(doing: str) -> None:
-    """For who waits at a terminal."""
+    """Prints a line for a user who waits at a terminal."""
     if sys.stderr.isatty():
         print(f"# {doing} ...", file=sys.stderr, flush=True)

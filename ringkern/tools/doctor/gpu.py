@@ -1,4 +1,4 @@
-"""Checks what the NVIDIA driver reports of itself and its GPUs against the needs of rings."""
+"""Checks the NVIDIA driver's report of itself and its GPUs against the needs of rings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIELDS = ("index", "compute_mode", "mig.mode.current")
 
 
 def driver(timeout_s: float = 20.0) -> dict[str, Any]:
-    """``version`` (empty: none is seen), ``gpus`` (what nvidia-smi says of each), ``mps``."""
+    """Returns ``version`` (empty: none is seen), ``gpus`` (from nvidia-smi), ``mps``."""
     found = re.search(r"Module.*?\s(\d+\.[\d.]+)", machine.text_of("/proc/driver/nvidia/version"))
     pipe = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
     return {
@@ -27,7 +27,7 @@ def driver(timeout_s: float = 20.0) -> dict[str, Any]:
 
 
 def _smi(timeout_s: float) -> list[dict[str, str]]:
-    """Nothing where nvidia-smi is not there, or does not answer."""
+    """Returns the rows of nvidia-smi; none if it is missing, or does not answer."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
@@ -38,7 +38,7 @@ def _smi(timeout_s: float) -> list[dict[str, str]]:
 
 
 def version_text(number: int) -> str:
-    """``13000`` as ``"13.0"``, in the way CUDA counts."""
+    """Converts ``13000`` to ``"13.0"``, as CUDA numbers versions."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
@@ -46,11 +46,11 @@ def version_text(number: int) -> str:
 
 
 def findings(loaded: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Any]) -> Iterator[Finding]:
-    """All of this module.
+    """Runs all checks of this module.
 
     Args:
-        loaded: of :func:`probe.ask`.
-        seen: of :func:`driver`.
+        loaded: the result of :func:`probe.ask`.
+        seen: the result of :func:`driver`.
     """
     yield versions(loaded, seen)
     devices = loaded["cuda"].get("devices", ())
@@ -62,7 +62,7 @@ def findings(loaded: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Any]) -
 
 
 def versions(loaded: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Any]) -> Finding:
-    """Driver, torch and kernels fit together, and GPUs are visible."""
+    """Checks that driver, torch and kernels fit together, and that GPUs are visible."""
     name, torch, cuda = "driver and GPUs", loaded["torch"], loaded["cuda"]
     if "error" in torch:
         return unchecked(name, "torch does not load")
@@ -80,7 +80,7 @@ def versions(loaded: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Any]) -
     text = f"{len(cuda['devices'])} x {cuda['devices'][0]['name']}, driver {seen['version']}"
     text += f", which has CUDA {version_text(cuda['driver'])}"
     runtime = loaded["ringkern"].get("build", {}).get("cuda_runtime") or 0
-    # Within a major version an older driver runs what a newer toolkit made, but for PTX.
+    # Within a major version, an older driver runs code of a newer toolkit, except PTX.
     if runtime // 1000 > cuda["driver"] // 1000:
         text += f"; ringkern was built with CUDA {version_text(runtime)}"
         return red(name, text, "install a newer driver, or build ringkern with an older toolkit")
@@ -105,7 +105,7 @@ def sharing(devices: Sequence[Mapping[str, Any]], seen: Mapping[str, Any]) -> Fi
 
 
 def peers(devices: Sequence[Mapping[str, Any]], access: Sequence[Sequence[bool]]) -> Finding:
-    """Peer access between each pair: without it ranks exchange data in host memory."""
+    """Checks peer access between each pair: without it ranks exchange data in host memory."""
     name, count = "GPU to GPU", len(devices)
     if count == 1:
         return unchecked(name, "there is one GPU")

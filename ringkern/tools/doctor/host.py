@@ -13,9 +13,9 @@ from typing import Any
 from . import machine
 from .check import Finding, green, red, unchecked, yellow
 
-SEGMENT_BYTES = 16 << 20  # of a rank at most, unless messages or shared tensors take more
+SEGMENT_BYTES = 16 << 20  # maximum of a rank, unless messages or shared tensors take more
 ENOUGH_FILES, FEW_FILES = 1024, 128
-# The limits that NVIDIA's documentation of NCCL advises to raise in containers.
+# The limits that NVIDIA's documentation of NCCL recommends to raise in containers.
 LITTLE_LOCKED = 64 << 20
 SLOW_LOOKUP_S = 2.0
 # The kernel's clocks that a program reads without a system call.
@@ -30,7 +30,7 @@ QUICK_CLOCKS = (
 
 
 def findings(ranks: int, has_gpus: bool) -> Iterator[Finding]:
-    """All of this module."""
+    """Runs all checks of this module."""
     yield memory_file()
     yield sockets()
     yield process_handles()
@@ -49,7 +49,7 @@ def findings(ranks: int, has_gpus: bool) -> Iterator[Finding]:
 
 
 def memory_file() -> Finding:
-    """An anonymous memory file, sealed and mapped; or what stands in for it."""
+    """Checks an anonymous memory file, sealed and mapped; or its substitute."""
     name = "memory files"
     try:
         fd = os.memfd_create("ringkern-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -69,7 +69,7 @@ def memory_file() -> Finding:
 
 
 def _stand_in(name: str, refusal: str) -> Finding:
-    """Files of ``/dev/shm`` without a name, where memfd_create is not allowed."""
+    """Checks unnamed files of ``/dev/shm``, if memfd_create is not allowed."""
     room = machine.dev_shm()
     try:
         os.close(os.open("/dev/shm", os.O_TMPFILE | os.O_EXCL | os.O_RDWR, 0o600))
@@ -93,7 +93,7 @@ def _stand_in(name: str, refusal: str) -> Finding:
 
 
 def sockets() -> Finding:
-    """A descriptor that is sent over an abstract Unix socket, as ranks send their memory."""
+    """Checks that a descriptor can be sent over an abstract Unix socket, as ranks do."""
     name = "Unix sockets"
     address = f"\0ringkern-doctor-{os.getpid()}-{time.monotonic_ns()}"
     try:
@@ -120,7 +120,7 @@ def sockets() -> Finding:
 
 
 def process_handles() -> Finding:
-    """Handles of processes, by which the end of a rank is told with its cause."""
+    """Checks handles of processes, which tell the end of a rank with its cause."""
     if not hasattr(os, "pidfd_open"):
         return unchecked("process handles", "this Python has no os.pidfd_open")
     try:
@@ -139,7 +139,7 @@ def process_handles() -> Finding:
 
 
 def memory(found: Mapping[str, int], ranks: int) -> Finding:
-    """Room for the segments of all ranks, in the machine and in the cgroup."""
+    """Checks the room for the segments of all ranks, in the machine and in the cgroup."""
     name, needed = "memory", ranks * SEGMENT_BYTES
     rooms = {}
     if "available" in found:
@@ -157,7 +157,7 @@ def memory(found: Mapping[str, int], ranks: int) -> Finding:
 
 
 def address_space(found: Mapping[str, int | None], ranks: int) -> Finding:
-    """The limits on address space and on the size of files, which memory files are."""
+    """Checks the limits on address space and on the size of files, such as memory files."""
     name = "address space, file size"
     size, space = found["file size"], found["address space"]
     if size is not None and size < SEGMENT_BYTES:
@@ -170,7 +170,7 @@ def address_space(found: Mapping[str, int | None], ranks: int) -> Finding:
 
 
 def open_files(found: Mapping[str, int | None]) -> Finding:
-    """Descriptors: a ring has some for each rank, torch and CUDA many."""
+    """Checks the limit of descriptors: a ring has some for each rank, torch and CUDA many."""
     limit = found["open files"]
     if limit is None or limit >= ENOUGH_FILES:
         return green("open files", "unlimited" if limit is None else str(limit))
@@ -180,7 +180,7 @@ def open_files(found: Mapping[str, int | None]) -> Finding:
 
 
 def locked_memory(found: Mapping[str, int | None], has_gpus: bool) -> Finding:
-    """Only CUDA locks memory."""
+    """Checks the limit of locked memory. Only CUDA locks memory."""
     name, limit = "locked memory", found["locked memory"]
     if not has_gpus:
         return unchecked(name, "nothing but CUDA locks memory, and no GPU is visible")
@@ -208,7 +208,7 @@ def core_count(ranks: int, cores: int, quota: float | None) -> Finding:
 
 
 def clock(looks: int = 1000) -> Finding:
-    """The clock that deadlines and measurements look at: it goes on, and without a system call."""
+    """Checks the clock of deadlines and measurements: it advances, and needs no system call."""
     name = "clock"
     source = machine.text_of("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     start, times = time.monotonic_ns(), [time.monotonic_ns() for _ in range(looks)]
@@ -229,7 +229,7 @@ def clock(looks: int = 1000) -> Finding:
 
 
 def hostname(resolve: Callable[..., Any] = socket.getaddrinfo) -> Finding:
-    """The host's own name, which Gloo looks up when a group is made."""
+    """Checks the host's own name, which Gloo looks up when a group is made."""
     name, own = "hostname", socket.gethostname()
     start = time.monotonic()
     fix = f"add a line to /etc/hosts: 127.0.1.1 {own}; or set GLOO_SOCKET_IFNAME=lo"
@@ -244,7 +244,7 @@ def hostname(resolve: Callable[..., Any] = socket.getaddrinfo) -> Finding:
 
 
 def interfaces(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """The network interfaces at which Gloo is to listen, where somebody says so."""
+    """Checks the network interfaces at which Gloo is told to listen, if any."""
     if not (asked := environ.get("GLOO_SOCKET_IFNAME")):
         return
     name, there = "GLOO_SOCKET_IFNAME", [interface for _, interface in socket.if_nameindex()]
@@ -257,7 +257,7 @@ def interfaces(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def localhost() -> Finding:
-    """A connection to this host, as stores of torch.distributed make."""
+    """Checks a connection to this host, as stores of torch.distributed make it."""
     name = "localhost"
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:

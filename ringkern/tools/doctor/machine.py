@@ -16,7 +16,7 @@ ROOT = Path("/")  # tests have another one
 
 
 def text_of(path: str) -> str:
-    """The content of a file of the kernel, stripped; empty where it cannot be read."""
+    """Returns the content of a file of the kernel, stripped; empty if it cannot be read."""
     return linux.text(ROOT / path.lstrip("/"))
 
 
@@ -24,18 +24,18 @@ def text_of(path: str) -> str:
 
 
 def cpu_model() -> str:
-    """Its name, as the kernel has it."""
+    """Returns the CPU's name, as the kernel gives it."""
     model = re.search(r"^model name\s*:\s*(.+)$", text_of("/proc/cpuinfo"), re.MULTILINE)
     return model[1] if model else platform.processor() or platform.machine()
 
 
 def cores() -> int:
-    """Logical CPUs that this process may use."""
+    """Returns the number of logical CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def cpu_quota() -> float | None:
-    """CPUs' worth of time that a cgroup allows; ``None``: no limit is known."""
+    """Returns the number of CPUs' time that a cgroup allows; ``None``: no limit is known."""
     quota, period, *_ = [*text_of("/sys/fs/cgroup/cpu.max").split(), "", ""]
     if not quota:
         quota = text_of("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
@@ -49,12 +49,12 @@ def cpu_quota() -> float | None:
 
 
 def huge_pages() -> str:
-    """When the kernel makes huge pages of a program's memory, as ``"madvise"``: where it asks."""
+    """Returns when the kernel makes huge pages, such as ``"madvise"``: where a program asks."""
     return _chosen("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def shared_huge_pages() -> str:
-    """The same of shared memory, which rings are in."""
+    """Returns the same for shared memory, which has the rings."""
     return _chosen("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
@@ -64,21 +64,21 @@ def _chosen(path: str) -> str:
 
 
 def memory() -> dict[str, int]:
-    """Bytes: ``total`` and ``available`` of the machine, ``limit`` and ``used`` of the cgroup."""
+    """Returns bytes: ``total``, ``available`` of the machine, ``limit``, ``used`` of the cgroup."""
     found = {}
     for key, name in (("total", "MemTotal"), ("available", "MemAvailable")):
         if match := re.search(rf"^{name}:\s*(\d+) kB", text_of("/proc/meminfo"), re.MULTILINE):
             found[key] = int(match[1]) * 1024
     for folder, limit, used in _memory_cgroups():
         most, held = (text_of(f"{folder}/{file}") for file in (limit, used))
-        # Version 1 says "none" by a number above all memory.
+        # Version 1 expresses "none" by a number above all memory.
         if most.isdigit() and int(most) < min(found.get(k, 1 << 62) for k in ("total", "limit")):
             found |= {"limit": int(most), "used": int(held) if held.isdigit() else 0}
     return found
 
 
 def _memory_cgroups() -> Iterator[tuple[str, str, str]]:
-    """Folder and files of each memory cgroup that this process is in, up to the root."""
+    """Yields the folder and files of each memory cgroup of this process, up to the root."""
     mount, path, files = "/sys/fs/cgroup", "", ("memory.max", "memory.current")
     for line in text_of("/proc/self/cgroup").splitlines():
         number, controllers, place = [*line.split(":", 2), "", ""][:3]
@@ -94,7 +94,7 @@ def _memory_cgroups() -> Iterator[tuple[str, str, str]]:
 
 
 def dev_shm() -> dict[str, int] | None:
-    """Bytes ``total`` and ``free`` of ``/dev/shm``; ``None``: it is not there."""
+    """Returns the bytes ``total`` and ``free`` of ``/dev/shm``; ``None``: it does not exist."""
     try:
         found = os.statvfs(ROOT / "dev/shm")
     except OSError:
@@ -113,7 +113,7 @@ LIMITS = {
 
 
 def limits() -> dict[str, int | None]:
-    """The soft limits of this process, by name; ``None``: unlimited."""
+    """Returns the soft limits of this process, by name; ``None``: unlimited."""
     found = {name: resource.getrlimit(number)[0] for name, number in LIMITS.items()}
     return {name: None if n == resource.RLIM_INFINITY else n for name, n in found.items()}
 
@@ -140,7 +140,7 @@ def container() -> str:
 
 
 def host() -> str:
-    """Returns a mark that all ranks of one host have alike, short enough to compare by eye."""
+    """Returns a text that all ranks of one host have in common, short enough to compare by eye."""
     boot = text_of("/proc/sys/kernel/random/boot_id")[:8] or "unknown"
     try:
         network = str((ROOT / "proc/self/ns/net").stat().st_ino)
@@ -150,7 +150,7 @@ def host() -> str:
 
 
 def facts() -> dict[str, Any]:
-    """All of it."""
+    """Returns all facts of this module."""
     return {
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "system": _system(),
@@ -173,6 +173,6 @@ def _system() -> str:
 
 
 def _status(name: str) -> str:
-    """A line of the kernel's account of this process."""
+    """Returns a value of the kernel's status of this process."""
     found = re.search(rf"^{name}:\s*(\S+)", text_of("/proc/self/status"), re.MULTILINE)
     return found[1] if found else "unknown"

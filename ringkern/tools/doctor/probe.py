@@ -1,8 +1,8 @@
-"""Asks torch, the extension and CUDA in a process of its own.
+"""Asks torch, the extension and CUDA in a separate process.
 
-Loading them may fail, never end, or end Python by a signal, as an instruction that the CPU does not
-have does. The process answers stage by stage, so that what came before is known all the same. It
-runs this file by its path, without the package: nothing else may be imported at its top.
+Loading them may fail, never end, or end Python by a signal, for example for an instruction that the
+CPU does not have. The process answers stage by stage, so that the earlier answers are known in any
+case. It runs this file by its path, without the package: it may import nothing else at its top.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ STAGES = ("torch", "ringkern", "cuda")
 
 
 def ask(timeout_s: float) -> dict[str, dict[str, Any]]:
-    """Returns what each of ``STAGES`` answered; ``{"error": text}`` where it failed."""
+    """Returns the answer of each of ``STAGES``; ``{"error": text}`` if it failed."""
     command = [sys.executable, __file__, json.dumps(sys.path)]
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
-        # In a session of its own: Ctrl-C is for this process, which ends it.
+        # In a separate session: Ctrl-C is for this process, which ends the other one.
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=said, stderr=errors, start_new_session=True
         )
@@ -52,7 +52,7 @@ def _answers(text: str) -> dict[str, dict[str, Any]]:
     for line in text.splitlines():
         try:
             stage, answer = json.loads(line)
-        except ValueError:  # printed by something that was loaded
+        except ValueError:  # printed by a loaded module
             continue
         if stage in STAGES:
             found[stage] = answer
@@ -123,7 +123,7 @@ def _cuda() -> dict[str, Any]:
                 "multiprocessors": properties.multi_processor_count,
             }
         )
-    # All pairs, both ways: the driver may allow one only.
+    # All pairs, in both directions: the driver may allow only one.
     found["peers"] = [
         [a == b or torch.cuda.can_device_access_peer(a, b) for b in range(count)]
         for a in range(count)

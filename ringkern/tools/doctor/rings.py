@@ -1,4 +1,4 @@
-"""The rings that ``doctor`` tries: a test for each way that data goes between ranks."""
+"""The rings that ``doctor`` tries: a test for each path of data between ranks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ WAIT_S = 15.0  # for a neighbour; a ring of such tensors takes milliseconds
 
 
 class Test(NamedTuple):
-    """Function that all ranks run, in a Gloo group of them: ``function(*args)``.
+    """A function that all ranks run, in a Gloo group: ``function(*args)``.
 
-    It raises, or is good; it may return words that follow ``right on 2 ranks``.
+    It raises if the result is bad; it may return words that follow ``right on 2 ranks``.
     """
 
     name: str
@@ -29,14 +29,14 @@ class Test(NamedTuple):
 
 
 class WrongResult(Exception):
-    """A test came to its end with a wrong result."""
+    """A test ended with a wrong result."""
 
 
 # ---- the tests ----------------------------------------------------------------------------------
 
 
 def between_processes() -> list[Test]:
-    """Over shared memory: every way of every collective, tensors in place, the backend."""
+    """Lists tests over shared memory: every way, tensors in place, the backend."""
     ways = [
         (algorithm, protocol)
         for algorithm in _C.algorithms
@@ -54,12 +54,12 @@ def between_processes() -> list[Test]:
 
 
 def in_one_process() -> list[Test]:
-    """Ranks that are threads."""
+    """Lists tests whose ranks are threads."""
     return [Test(f"one process: {p}", in_process, (("cpu", "cpu"), p)) for p in _C.protocols]
 
 
 def on_gpus(gpus: int, ranks: int) -> list[Test]:
-    """Between processes and in one process: on one GPU, and across them."""
+    """Lists tests between processes and in one process: on one GPU, and across GPUs."""
     one = ["cuda:0"] * ranks
     found = [
         *(
@@ -69,7 +69,7 @@ def on_gpus(gpus: int, ranks: int) -> list[Test]:
         *(Test(f"one process, one GPU: {p}", in_process, (one, p)) for p in _C.protocols),
         Test('backend "ringkern", CUDA', backend, ("cuda:0",)),
     ]
-    if gpus > 1:  # LL128 may be left out between GPUs: what is chosen is what matters
+    if gpus > 1:  # LL128 may be left out between GPUs: the chosen way counts
         some = [f"cuda:{rank % gpus}" for rank in range(ranks)]
         for protocol in ("auto", "simple", "ll"):
             args = ("cuda", "ring", protocol)
@@ -81,7 +81,7 @@ def on_gpus(gpus: int, ranks: int) -> list[Test]:
 
 
 def _here(device: str) -> torch.device:
-    """``"cuda"`` without a number: each rank its own."""
+    """Returns the device; for ``"cuda"`` without a number, each rank's own."""
     if device == "cuda":
         device = f"cuda:{dist.get_rank() % torch.cuda.device_count()}"
     here = torch.device(device)
@@ -91,7 +91,7 @@ def _here(device: str) -> torch.device:
 
 
 def _given(rank: int, device: torch.device | str = "cpu", count: int = COUNT) -> torch.Tensor:
-    """Small whole numbers: their sum is exact in any order."""
+    """Returns small whole numbers: their sum is exact in any order."""
     return ((torch.arange(count) + 7 * rank) % 61).to(device, torch.float32)
 
 
@@ -125,7 +125,7 @@ def all_reduce(device: str, algorithm: str, protocol: str) -> str:
 
 
 def halves(device: str, protocol: str) -> None:
-    """Reduce-scatter, and all-gather of what it leaves."""
+    """Checks a reduce-scatter, and an all-gather of its result."""
     rank, ranks, here = dist.get_rank(), dist.get_world_size(), _here(device)
     count = 1001
     whole, part = _given(rank, here, count * ranks), torch.empty(count, device=here)
@@ -138,7 +138,7 @@ def halves(device: str, protocol: str) -> None:
 
 
 def shared_tensors() -> None:
-    """A tensor that the others reduce where it is."""
+    """Checks a tensor that the other ranks reduce in place."""
     tensor = shared.empty(COUNT).copy_(_given(dist.get_rank()))
     if not shared.is_shared(tensor):
         raise WrongResult("ringkern.empty gave a tensor that is not shared")
@@ -148,7 +148,7 @@ def shared_tensors() -> None:
 
 
 def backend(device: str) -> None:
-    """Collectives of torch.distributed."""
+    """Checks collectives of torch.distributed."""
     tensor = _given(dist.get_rank(), _here(device))
     with _group() as group:
         dist.all_reduce(tensor, group=group)
@@ -159,7 +159,7 @@ def backend(device: str) -> None:
 
 
 def message(device: str) -> None:
-    """From each rank to the next."""
+    """Checks messages from each rank to the next."""
     rank, ranks, here = dist.get_rank(), dist.get_world_size(), _here(device)
     if ranks == 1:
         return
@@ -182,7 +182,7 @@ def _group() -> Iterator[Any]:
 
 
 def in_process(devices: Sequence[str], protocol: str) -> None:
-    """Ranks within each process; the processes know nothing of each other."""
+    """Checks ranks within each process; the processes do not communicate."""
     with local.Ring(devices, timedelta(seconds=WAIT_S)) as ring:
         tensors = [_given(rank, device) for rank, device in enumerate(devices)]
         ring.all_reduce(tensors, protocol=protocol)
@@ -191,7 +191,7 @@ def in_process(devices: Sequence[str], protocol: str) -> None:
 
 
 def store() -> None:
-    """A TCP store, as torchrun and env:// have, with rank 0 as its server."""
+    """Checks a TCP store as in torchrun and env://, with rank 0 as its server."""
     first, limit = dist.get_rank() == 0, timedelta(seconds=WAIT_S)
     server = dist.TCPStore("localhost", 0, is_master=True, timeout=limit) if first else None
     port = [server.port if server else 0]

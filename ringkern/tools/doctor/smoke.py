@@ -1,7 +1,7 @@
-"""Runs the tests of :mod:`ringkern.tools.doctor.rings` on ranks, which they may end.
+"""Runs the tests of :mod:`ringkern.tools.doctor.rings` on ranks, which the tests may end.
 
-The ranks make one test after the other, and note how each went. A test that fails, crashes or hangs
-ends them: it is red, and the next ones are made by fresh ranks.
+The ranks run one test after the other, and note each result. A test that fails, crashes or hangs
+ends them: it is red, and new ranks run the next tests.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .. import launch
 from .check import Finding, green, red, unchecked
 from .rings import WAIT_S, Test
 
-TEST_S = 2 * WAIT_S  # so that a ring has told who waited for whom
+TEST_S = 2 * WAIT_S  # long enough for a ring to report the missing rank
 STARTING_S = 120.0
-MOST_FAILED = 2  # after so many, fresh ranks would meet the same trouble
+MOST_FAILED = 2  # after this many, new ranks would fail in the same way
 
 
 def run(tests: Sequence[Test], ranks: int, limit_s: float = TEST_S) -> Iterator[Finding]:
@@ -42,14 +42,14 @@ def run(tests: Sequence[Test], ranks: int, limit_s: float = TEST_S) -> Iterator[
 
 
 def _batch(tests: Sequence[Test], ranks: int, limit_s: float) -> Iterator[Finding]:
-    """The tests up to the first that fails."""
+    """Runs the tests up to the first that fails."""
     with tempfile.TemporaryDirectory(prefix="ringkern-") as name:
         folder, said = Path(name), io.StringIO()
         with contextlib.redirect_stderr(said):
             try:
                 seconds = STARTING_S + limit_s * len(tests)
                 launch.launch(ranks, seconds, _rank, tests, folder, limit_s)
-            except OSError as error:  # the ranks have noted how far they came
+            except OSError as error:  # the ranks have noted their results
                 said.write(f"{type(error).__name__}: {error}")
         notes = [_notes(folder, rank) for rank in range(ranks)]
         for test in tests:
@@ -60,7 +60,7 @@ def _batch(tests: Sequence[Test], ranks: int, limit_s: float) -> Iterator[Findin
                 continue
             lost = [rank for rank, error in errors.items() if error == "?"]
             words = [f"rank {rank} {_end(folder, rank, said, limit_s)}" for rank in lost]
-            words.sort(key=lambda text: " ended: " in text)  # one that was ended is not the cause
+            words.sort(key=lambda text: " ended: " in text)  # an ended rank is not the cause
             raised = [f"rank {rank}: {e}" for rank, e in errors.items() if rank not in lost]
             fix = _fix(next((e for e in errors.values() if e != "?"), ""))
             yield red(test.name, "; ".join([*words[:1], *raised[:1]]), fix)
@@ -76,11 +76,11 @@ def _notes(folder: Path, rank: int) -> dict[str, tuple[str, str]]:
 
 
 def _end(folder: Path, rank: int, said: io.StringIO, limit_s: float) -> str:
-    """How a rank ended that noted nothing, and where it was."""
+    """Returns how a rank without a note ended, and its place in the code."""
     log: list[str] = []
     with contextlib.suppress(FileNotFoundError):
         log = (folder / f"log-{rank}").read_text(errors="replace").splitlines()
-    # In the output of faulthandler, the innermost place is the first.
+    # In the output of faulthandler, the innermost place comes first.
     place = next((f", in {x.strip()}" for x in log if x.lstrip().startswith("File ")), "")
     for line in log:
         if line.startswith("Timeout"):
@@ -104,10 +104,10 @@ def _fix(error: str) -> str:
 
 
 def _rank(tests: Sequence[Test], folder: Path, limit_s: float) -> int:
-    """One rank: the tests up to the first that fails on any."""
+    """Runs one rank: the tests up to the first that fails on any rank."""
     rank = dist.get_rank()
     log = os.open(folder / f"log-{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-    for fd in (sys.stdout.fileno(), sys.stderr.fileno()):  # also what C++ says
+    for fd in (sys.stdout.fileno(), sys.stderr.fileno()):  # includes the output of C++
         os.dup2(log, fd)
     faulthandler.enable()
     with (folder / f"notes-{rank}").open("w") as notes:
@@ -117,14 +117,14 @@ def _rank(tests: Sequence[Test], folder: Path, limit_s: float) -> int:
             notes.write(json.dumps([test.name, [error, detail]]) + "\n")
             notes.flush()
             failed = torch.tensor(float(bool(error)))
-            dist.all_reduce(failed)  # raises where another rank is gone
+            dist.all_reduce(failed)  # raises if another rank is gone
             if failed:
                 return 1
     return 0
 
 
 def joined(tests: Sequence[Test], limit_s: float = TEST_S) -> Iterator[Finding]:
-    """The same on the ranks of a group that is there; a hang or a crash ends it."""
+    """Runs the tests on the ranks of an existing group; a hang or a crash ends it."""
     ranks, going = dist.get_world_size(), True
     for test in tests:
         if not going:
@@ -143,7 +143,7 @@ def joined(tests: Sequence[Test], limit_s: float = TEST_S) -> Iterator[Finding]:
 
 
 def _outcome(test: Test) -> tuple[str, str]:
-    """Returns the error of a test, empty where there is none, and what it found."""
+    """Returns the error of a test, empty if there is none, and its result."""
     try:
         found = test.function(*test.args)
         if torch.cuda.is_initialized():

@@ -1,13 +1,13 @@
-"""All-reduce on machines that are not here: predicted, with what the prediction is worth.
+"""Predictions of an all-reduce on machines that are not available, with their error.
 
-``python -m ringkern model --topology dgx-h100 --hosts 16`` prints it; what is behind it:
+``python -m ringkern model --topology dgx-h100 --hosts 16`` prints it. Its sources are:
 
 - the rings that the machine's links carry (:mod:`ringkern.choose.rings`) give the bandwidth,
 - NCCL's published constants (``ringkern.tools.model.constants``) the latency of each protocol,
 - figures that others published (``PUBLISHED``) the error;
-- of ranks that share one GPU (``ringkern.tools.model.one_gpu``), the instructions and bytes of
-  ringkern's own kernels, next to what was measured (``ringkern.tools.model.measured``);
-- of hosts without GPUs (``ringkern.tools.model.cpu``), what ringkern measured inside one, and Gloo;
+- for ranks that share one GPU (``ringkern.tools.model.one_gpu``), the instructions and bytes of
+  ringkern's own kernels, next to measurements (``ringkern.tools.model.measured``);
+- for hosts without GPUs (``ringkern.tools.model.cpu``), ringkern's times inside one, and Gloo;
 - between hosts, the cut in rails and pieces that calls have (``csrc/hosts/stages.h``).
 """
 

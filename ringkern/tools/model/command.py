@@ -37,7 +37,7 @@ what ringkern measured inside a host, and Gloo between hosts. No GPU is needed."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of ``model``."""
+    """Adds the options of the command."""
     parser.epilog = EPILOG
     question.add_arguments(parser)
     add = parser.add_argument
@@ -67,10 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Does what the arguments say; the exit status.
+    """Runs the command. Returns the exit status.
 
     Raises:
-        ValueError: they do not fit together or with the machine.
+        ValueError: the arguments do not fit together or do not fit the machine.
     """
     output = options.Output(args.json)
     if args.published:
@@ -117,8 +117,8 @@ def run(args: argparse.Namespace) -> int:
 def tuning_of(gpu: one_gpu.Gpu) -> Tuning:
     """Fits costs to predictions, as ``tune`` fits them to times; without the points.
 
-    A reduce-scatter and an all-gather are taken to be half of an all-reduce each, but for the
-    launch: half of its steps.
+    A reduce-scatter and an all-gather are assumed to take half of an all-reduce each, except for
+    the launch: half of its steps.
     """
     about = ("predicted", "python -m ringkern model")
     found = []
@@ -152,19 +152,19 @@ def _sizes(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _columns(rows: Rows) -> list[str]:
-    """Names the protocols for one host; the ways for several, and for one GPU."""
+    """Returns the names of columns: the protocols for one host; otherwise the ways."""
     found = {name for estimate in rows[0][1] for name in (estimate.way, estimate.protocol)}
     ways = (*WAYS, *map(str, one_gpu.WAYS))
     return [name for name in (constants.PROTOCOLS if "ring" in found else ways) if name in found]
 
 
 def _fastest(found: list[Estimate], column: str) -> Estimate:
-    """The first, which is the fastest, of a column."""
+    """Returns the first estimate of a column, which is the fastest."""
     return next(e for e in found if column in (e.way, e.protocol))
 
 
 def as_text(asked: Question, rows: Rows) -> str:
-    """A table of times in microseconds; the fastest is marked."""
+    """Returns a table of times in microseconds; the fastest is marked."""
     lines = [*asked.head, ""]
     columns = _columns(rows)
     widths = [max(10, len(column) + 1) for column in columns]
@@ -223,7 +223,7 @@ def _about(asked: Question) -> dict[str, Any]:
 
 
 def as_dict(asked: Question, rows: Rows) -> dict[str, Any]:
-    """All of it; what is infinite is null."""
+    """Returns all results; infinite numbers become null."""
     content = {
         **_about(asked),
         "rows": [

@@ -1,8 +1,8 @@
-"""The formulas for CPU hosts: ranks that share memory inside, Gloo over Ethernet between.
+"""The formulas for CPU hosts: ranks that share memory inside a host, Gloo over Ethernet between.
 
-Inside, what ringkern measured itself. Gloo's all-reduce is a ring whose ranks take turns step by
-step; it cuts what a rank sends in a step in two or more segments, which are on their way while
-others are added up, so that a step takes its latency and its bytes over the bandwidth.
+Inside a host, the times are ringkern's measurements. Gloo's all-reduce is a ring whose ranks go
+step by step. It cuts the data of a step into two or more segments, and some are in flight while
+others are added up. So a step takes its latency, and its bytes over the bandwidth.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ...hosts.inter_host_cost import GLOO, GLOO_CROWDED, InterHostCost
 from .constants import PROTOCOLS
 from .estimate import FLAT_RING, FLAT_TREE, Estimate, Phase, estimate, hierarchy
 
-# A step of Gloo on one machine, and what one of its rings moves in GB/s: half of the shortest time
-# of a small all-reduce of 2 ranks, and 64 MB to 256 MB of the same run, each sending as much
-# (bench/results/2026-11-21-cpu-2-ranks-peers.json).
+# The latency of a step of Gloo on one machine, and the GB/s of one of its rings: half of the
+# shortest time of a small all-reduce of 2 ranks, and 64 MB to 256 MB of the same run, each sending
+# as much (bench/results/2026-11-21-cpu-2-ranks-peers.json).
 STEP_US = 18.0
 RAIL_GB_S = 3.0
-# Assumed, not measured: what NICs and a switch add to a step. `--inter-us` says how long it is.
+# Assumed, not measured: the time that NICs and a switch add to a step. `--inter-us` sets the sum.
 NETWORK_US = 12.0
 NETWORK_GBIT = 10.0
 # The share of data on an Ethernet: 1448 bytes in each 1538, with the headers of TCP, IP and
@@ -34,8 +34,8 @@ class Host:
     """A machine without GPUs.
 
     Attributes:
-        ranks: on it.
-        cores: for them.
+        ranks: number of ranks on it.
+        cores: number of cores for them.
     """
 
     ranks: int
@@ -48,16 +48,16 @@ class Host:
 
     @property
     def costs(self) -> tables.Costs:
-        """Times that were measured inside a host."""
+        """Returns times that were measured inside a host."""
         return tables.shipped(self.ranks, self.crowded)
 
     @property
     def inter_host_cost(self) -> InterHostCost:
-        """How a call over Gloo is cut."""
+        """Returns the costs that cut a call over Gloo."""
         return GLOO_CROWDED if self.crowded else GLOO
 
     def turns(self, ranks: int) -> float:
-        """How much longer each takes where so many of its ranks have something to do at once."""
+        """Returns how much longer each rank takes if this many of its ranks work at once."""
         return max(1.0, ranks / self.cores)
 
 
@@ -66,8 +66,8 @@ class Ethernet:
     """The network between CPU hosts.
 
     Attributes:
-        hosts: how many.
-        host_gb_s: of a host's way to the others, in one direction, for all of its ranks; of data.
+        hosts: number of hosts.
+        host_gb_s: of data from a host to the others, in one direction, for all of its ranks.
         step_us: of a step of Gloo between hosts.
     """
 
@@ -77,11 +77,11 @@ class Ethernet:
 
 
 def estimates(host: Host, network: Ethernet | None, nbytes: float) -> list[Estimate]:
-    """All ways of an all-reduce, the fastest first.
+    """Returns all ways of an all-reduce, the fastest first.
 
     Args:
-        host: of which every one is.
-        network: what is between them; ``None``: there is one host.
+        host: every host is like this one.
+        network: between the hosts; ``None``: there is one host.
         nbytes: of one rank's tensor.
     """
     if network is None or network.hosts == 1:
@@ -93,7 +93,7 @@ def estimates(host: Host, network: Ethernet | None, nbytes: float) -> list[Estim
 
 
 def _measured(host: Host, way: Way, collective: str, nbytes: float) -> float:
-    """Microseconds inside a host. A broadcast only moves, as an all-gather; a reduce adds."""
+    """Returns microseconds inside a host. A broadcast moves like an all-gather; a reduce adds."""
     like = {"broadcast": "all_gather", "reduce": "reduce_scatter"}.get(collective, collective)
     cost = host.costs.measured.ways[like, way].cost
     return cost.time_us(way, collective, host.ranks, nbytes)
@@ -106,7 +106,7 @@ def _ring(host: Host, protocol: str, nbytes: float) -> Estimate:
 
 
 def _flat_ring(host: Host, network: Ethernet, nbytes: float) -> Estimate:
-    """Gloo over all ranks, in their order: a host has one way out, and one in."""
+    """Predicts Gloo over all ranks, in their order: a host has one link out, and one in."""
     ranks = host.ranks * network.hosts
     turns = host.turns(host.ranks)
     between = min(2 * network.hosts, 2 * (ranks - 1))
@@ -117,7 +117,7 @@ def _flat_ring(host: Host, network: Ethernet, nbytes: float) -> Estimate:
 
 
 def _flat_tree(host: Host, network: Ethernet, nbytes: float) -> Estimate:
-    """Two trees over the hosts, each the root of a chain through its ranks, by steps as Gloo's.
+    """Predicts two trees over hosts, each the root of a chain through its ranks, with Gloo's steps.
 
     Gloo has none; MPI and UCC may.
     """

@@ -1,8 +1,8 @@
-"""How csrc/cuda cuts an all-reduce of float32 among ranks that share a GPU.
+"""The cut of an all-reduce of float32 by csrc/cuda, among ranks that share a GPU.
 
 The ring's plan is the extension's own (csrc/core/plan.h). The rest follows ``launch.h``,
-``mesh.h``, ``shape.cpp`` and ``local.cpp`` of csrc/cuda, so that it is known where ringkern was
-built without CUDA; a test compares it with an extension that has CUDA, and with the sources.
+``mesh.h``, ``shape.cpp`` and ``local.cpp`` of csrc/cuda, so that it is available if ringkern was
+built without CUDA. A test compares it with an extension that has CUDA, and with the sources.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import NamedTuple
 from ..._C import Plan
 
 ELEMENT_BYTES = 4
-WORKERS = 352  # threads of a block that move data, at most
+WORKERS = 352  # maximum threads of a block that move data
 SLOTS = 4
 SLOT_BYTES = {"simple": 44 << 10, "ll": 4 * WORKERS * 16, "ll128": 20 << 10}
-FIFO_BUDGET = 22 << 20  # bytes: of Simple, all ranks of a launch
+FIFO_BUDGET = 22 << 20  # bytes: for Simple, of all ranks of a launch
 BLOCKS_PER_MULTIPROCESSOR = 2
 MOST_CHANNELS = 64
 # Bytes of a chunk that a channel should have before another one helps, and that a warp moves at
-# once. The all-reduces without the ring have LL's.
+# once. The all-reduces without the ring use LL's.
 CHANNEL_SHARE = {"simple": 2 << 10, "ll": 1 << 10, "ll128": 2 * 960}
 WARP_SHARE = {"simple": 4 * 16 * 32, "ll": 8 * 32, "ll128": 960}
-# The mesh, for each channel: bytes, slots of a peer, and bytes of a counter and of a grain.
+# The mesh of each channel: bytes, slots per peer, and bytes of a counter and of a grain.
 MESH_BYTES, MESH_SLOTS, COUNTER_BYTES, GRAIN_BYTES = 128 << 10, 2, 128, 64
 
 
 class Cut(NamedTuple):
-    """A call without the ring. Elements of a chunk, and of a rank's part of it."""
+    """The cut of a call without the ring: elements of a chunk, and of a rank's part of it."""
 
     channels: int
     rounds: int
@@ -36,19 +36,19 @@ class Cut(NamedTuple):
 
 
 def divided(number: int, by: int) -> int:
-    """A quotient, rounded up."""
+    """Returns a quotient, rounded up."""
     return -(-number // by)
 
 
 def channels_of(multiprocessors: int, ranks: int) -> int:
-    """Channels whose blocks the multiprocessors hold, and whose FIFOs the L2 holds."""
+    """Returns the channels whose blocks the multiprocessors hold, and whose FIFOs the L2 holds."""
     cached = FIFO_BUDGET // (SLOTS * SLOT_BYTES["simple"])
     held = min(multiprocessors * BLOCKS_PER_MULTIPROCESSOR, cached)
     return max(1, min(held // ranks, MOST_CHANNELS))
 
 
 def warps_of(chunk_bytes: int, protocol: str) -> int:
-    """Warps of a block that move data."""
+    """Returns the number of warps of a block that move data."""
     return min(max(divided(chunk_bytes, WARP_SHARE[protocol]), 2), WORKERS // 32)
 
 
@@ -58,7 +58,7 @@ def ring(protocol: str, ranks: int, nbytes: int, channels: int) -> Plan:
     Args:
         protocol, ranks: of the ring.
         nbytes: of one rank's tensor.
-        channels: that there are.
+        channels: number of channels.
     """
     count = divided(nbytes, ELEMENT_BYTES)
     part = divided(count * ELEMENT_BYTES, ranks)

@@ -1,4 +1,4 @@
-"""Predicts the time of a way of an all-reduce; and the hierarchy: ring, engine, ring, in pieces."""
+"""Predicts the time of a way of an all-reduce, and of the hierarchy: ring, engine, ring."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Estimate(NamedTuple):
     """One way of an all-reduce.
 
     Attributes:
-        way: "ring" of one host; of several one of ``WAYS``; of ranks on one GPU algorithm and
-            protocol, as "one_shot/ll".
-        protocol: of the ring or tree; of a hierarchy inside and between hosts, "simple + tree ll".
+        way: "ring" for one host; one of ``WAYS`` for several; for ranks on one GPU algorithm and
+            protocol, such as "one_shot/ll".
+        protocol: of the ring or tree; for a hierarchy inside and between hosts, "simple + tree ll".
         time_us: predicted.
-        bus_gb_s: what nccl-tests calls bus bandwidth, over all ranks.
-        latency_us: what a call of no bytes would take.
+        bus_gb_s: nccl-tests' bus bandwidth, over all ranks.
+        latency_us: the time of a call without bytes.
         rails, pieces: of a hierarchy; else 1.
     """
 
@@ -42,7 +42,7 @@ class Phase(NamedTuple):
     Attributes:
         time_us: predicted.
         least_us: the part of it that does not depend on the size.
-        how: protocol, with an algorithm before it where there are several.
+        how: the protocol, after an algorithm if there are several.
     """
 
     time_us: float
@@ -51,22 +51,22 @@ class Phase(NamedTuple):
 
 
 NOTHING = Phase(0.0, 0.0, "")
-# (collective, bytes of the whole tensor, pieces) to what one piece takes inside a host.
+# (collective, bytes of the whole tensor, pieces) to the phase of one piece inside a host.
 Inside = Callable[[str, float, int], Phase]
-# (rails, bytes of a piece) to what the engine takes between hosts.
+# (rails, bytes of a piece) to the phase of the engine between hosts.
 Between = Callable[[int, float], Phase]
 
 
 def estimate(
     way: str, protocol: str, ranks: int, nbytes: float, time_us: float, least_us: float
 ) -> Estimate:
-    """With its bus bandwidth.
+    """Returns an estimate with its bus bandwidth.
 
     Args:
-        way, protocol: as of :class:`Estimate`.
+        way, protocol: see :class:`Estimate`.
         ranks: of all hosts together.
         nbytes: of one rank's tensor.
-        time_us, least_us: of so many bytes, and of none.
+        time_us, least_us: for these bytes, and for none.
     """
     bus = bus_bandwidth("all_reduce", ranks, nbytes, time_us)
     return Estimate(way, protocol, time_us, bus, least_us)
@@ -80,16 +80,16 @@ def hierarchy(
     inside: Inside,
     between: Between,
 ) -> Estimate:
-    """Reduce-scatter inside, all-reduce of each shard between hosts, all-gather inside.
+    """Predicts a reduce-scatter inside, an all-reduce of each shard between hosts, an all-gather.
 
-    Cut in rails and pieces as a call is. Over one rail: reduce and broadcast inside.
+    It is cut into rails and pieces like a call. Over one rail: reduce and broadcast inside.
 
     Args:
-        hosts: 2 or more, alike.
-        ranks: on each of them.
+        hosts: 2 or more, all alike.
+        ranks: number of ranks on each host.
         nbytes: of one rank's tensor.
         inter_host_cost: between the hosts.
-        inside, between: what a piece takes.
+        inside, between: the phases of a piece.
     """
     cut = Stages(int(nbytes), 1, ranks, hosts, ranks > 1, inter_host_cost)
     rails, pieces = cut.rails, max(1, cut.long_stages)
@@ -112,14 +112,14 @@ def pipelined_us(scatter: float, between: float, gather: float, pieces: int) -> 
         engine              [------ 0 ------][------ 1 ------][------ 2 ------][-- 3 ...
 
     Args:
-        scatter, between, gather: what one piece takes, in microseconds. The engine does one piece
-            at a time.
+        scatter, between, gather: of one piece, in microseconds. The engine does one piece at a
+            time.
         pieces: 1 or more.
     """
     if pieces == 1:
         return scatter + between + gather
     engine = scatter + pieces * between + gather
-    # While the ring scatters the next ones, and while it gathers those before the last.
+    # While the ring scatters the next pieces, and while it gathers those before the last.
     beside = min(Stages.under_way, pieces - 1)
     waits = max(0.0, between - beside * scatter) + max(0.0, between - beside * gather)
     return max(engine, pieces * (scatter + gather) + waits)

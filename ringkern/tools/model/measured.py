@@ -1,7 +1,7 @@
-"""Times of ranks on one GPU that ``make gpu`` measured, next to what :mod:`one_gpu` predicts.
+"""Times of ranks on one GPU that ``make gpu`` measured, next to the predictions of :mod:`one_gpu`.
 
-Each run is predicted from the limits of its own GPU, which its part ``limits`` has found, and from
-the instruction counts of its own kernels, which its part ``speed`` has noted.
+Each run is predicted from the limits of its own GPU, found by its part ``limits``, and from the
+instruction counts of its own kernels, noted by its part ``speed``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ...choose.cost import Way
 from ...units import size_text
 from .one_gpu import DIRECT, MOST_RANKS, WAYS, Costs, Gpu, Terms, predict
 
-# The contenders of the part `speed`. auto goes over the tensors themselves at every size; two_shot
-# does so, too, up to 16 MiB, and is not compared a second time. None goes by two_shot over LL.
+# The contenders of the part `speed`. auto uses the tensors themselves at every size. two_shot does
+# so up to 16 MiB, and is not compared a second time. No contender uses two_shot over LL.
 CONTENDERS = {
     "ringkern/auto": DIRECT,
     "ringkern/one_shot": Way("one_shot", "ll"),
@@ -25,7 +25,7 @@ CONTENDERS = {
 
 
 class Compared(NamedTuple):
-    """A time that was measured, in a graph, and its prediction."""
+    """A time that was measured in a graph, and its prediction."""
 
     ranks: int
     nbytes: int
@@ -35,12 +35,12 @@ class Compared(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Predicted over measured."""
+        """Returns predicted over measured time."""
         return self.terms.time_us / self.measured_us
 
 
 def gpu_of(limits: dict[str, Any], machine: dict[str, Any]) -> Gpu:
-    """A GPU by the figures of the part ``limits``, and by the first GPU of a machine."""
+    """Returns a GPU with the figures of the part ``limits``, and of the first GPU of a machine."""
     of = machine["gpus"][0]
     keys = ("launch_us", "hop_us", "hbm_gb_s", "l2_gb_s", "l2_bytes")
     return Gpu(
@@ -52,7 +52,7 @@ def gpu_of(limits: dict[str, Any], machine: dict[str, Any]) -> Gpu:
 
 
 def compare(gpu: Gpu, row: dict[str, Any], costs: Costs) -> Compared | None:
-    """Predicts a row of the part ``speed``; ``None``: it is of no way that is predicted."""
+    """Predicts a row of the part ``speed``; ``None``: no prediction exists for its way."""
     way = CONTENDERS.get(row["contender"])
     if way is None or row["ranks"] > MOST_RANKS:
         return None
@@ -61,9 +61,9 @@ def compare(gpu: Gpu, row: dict[str, Any], costs: Costs) -> Compared | None:
 
 
 def read(path: Path) -> tuple[Gpu, list[Compared]]:
-    """Predicts what a file of results has: a ``summary.json`` of ``make gpu``, or several runs.
+    """Predicts the rows of a file of results: a ``summary.json`` of ``make gpu``, or several runs.
 
-    The last of several that is complete.
+    It takes the last complete one of several runs.
 
     Raises:
         OSError: there is no such file.
@@ -93,12 +93,12 @@ def _no_results(path: Path, why: str) -> str:
 
 
 def error_of(ratio: float) -> float:
-    """How far off a prediction is, as a factor of 1 or more."""
+    """Returns the error of a prediction, as a factor of 1 or more."""
     return max(ratio, 1 / ratio)
 
 
 def as_text(gpu: Gpu, rows: list[Compared]) -> str:
-    """The table, and how far off the predictions are."""
+    """Returns the table, and the error of the predictions."""
     lines = [
         f"{gpu.name}, {gpu.source}",
         "",
@@ -123,7 +123,7 @@ def as_text(gpu: Gpu, rows: list[Compared]) -> str:
 
 
 def as_dict(gpu: Gpu, rows: list[Compared]) -> dict[str, Any]:
-    """The same for programs, with the terms of each prediction."""
+    """Returns the same for programs, with the terms of each prediction."""
     return {
         "gpu": gpu.name,
         "rows": [

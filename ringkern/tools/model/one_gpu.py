@@ -3,14 +3,14 @@
     time = launch + instructions + waits + max(rest, bytes)
 
 launch          An empty kernel of a CUDA graph: measured.
-instructions,   Of a rank's steps, one after the other, with one unit of data a worker: a tile a
-waits           warp (Simple), a line a thread (LL), a unit a warp (LL128). An instruction takes
-                ``INSTRUCTION_NS``. A step waits a hop for another rank, and a trip to memory where
-                it uses a load before it can do anything else: both measured, and a trip is taken to
-                be as long as LL's hop, which ends with one.
+instructions,   Of a rank's consecutive steps, with one unit of data per worker: a tile per warp
+waits           (Simple), a line per thread (LL), a unit per warp (LL128). An instruction takes
+                ``INSTRUCTION_NS``. A step waits a hop for another rank, and a trip to memory if it
+                uses a load before it can do anything else. Both are measured; a trip is assumed to
+                take as long as LL's hop, which ends with one.
 rest            Instructions and trips of all further units: in larger chunks, and further loops.
-bytes           The tensors and what ranks stage, at the bandwidths of copies: measured. They
-                overlap the rest: the blocks, one a multiprocessor, do not work in step.
+bytes           The tensors and the staged data, at the bandwidths of copies: measured. They
+                overlap the rest: the blocks, one per multiprocessor, do not work in step.
 
 Instructions are counted while the kernels' PTX runs (tests/ptx/costs_test.cpp, which makes
 ``costs.txt``). One constant is fitted, ``INSTRUCTION_NS``, and one assumed, ``KEPT_IN_L2``. Between
@@ -29,11 +29,11 @@ from . import cuts
 from .cuts import divided
 
 # An instruction of a warp. Fitted to two times of bench/results/2026-11-26-h100.json, the ring over
-# LL, 8 KiB, of 4 and of 8 ranks: between them are 8 steps and 8 hops.
+# LL, 8 KiB, with 4 and with 8 ranks, which differ by 8 steps and 8 hops.
 INSTRUCTION_NS = 2.87
-# Share of the L2 that the tensors of all ranks may take to be read from there by the next call.
-# Assumed: in the same file 8 x 1 MiB are read about as fast as the L2 allows, and 2 x 16 MiB as
-# fast as device memory allows, so that it lies between 0.16 and 0.64 of 50 MiB.
+# The share of the L2 up to which the next call reads the tensors of all ranks from there. Assumed:
+# in the same file, 8 x 1 MiB are read about as fast as the L2 allows, and 2 x 16 MiB as fast as
+# device memory allows, so that it lies between 0.16 and 0.64 of 50 MiB.
 KEPT_IN_L2 = 0.5
 
 DIRECT = Way("two_shot", "simple")  # over the tensors themselves
@@ -49,15 +49,15 @@ MOST_RANKS = 8  # 16 of an H100's multiprocessors for each
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, as far as a prediction needs it.
+    """A GPU, with the figures that a prediction needs.
 
     Attributes:
-        name: as H100.
+        name: such as H100.
         source: of the figures below.
         launch_us: of an empty kernel in a graph.
-        hop_us: by protocol, until a block has seen what another one wrote; Simple's has a fence.
+        hop_us: by protocol, until a block has seen data of another one; Simple's has a fence.
         hbm_gb_s, l2_gb_s: of a copy through device memory and within the L2, reads and writes.
-        l2_bytes, multiprocessors: how many it has.
+        l2_bytes, multiprocessors: its size of L2 and number of multiprocessors.
     """
 
     name: str
@@ -71,11 +71,11 @@ class Gpu:
 
     @property
     def trip_us(self) -> float:
-        """A load that is waited for."""
+        """Returns the time of a load that is waited for."""
         return self.hop_us["ll"]
 
     def floor_us(self, ranks: int, nbytes: float) -> float:
-        """The least time of any all-reduce: a launch, or each tensor read and written once."""
+        """Returns the least time of any all-reduce: a launch, or each tensor read and written."""
         rate = self.l2_gb_s if ranks * nbytes <= self.l2_bytes else self.hbm_gb_s
         return max(self.launch_us, 2 * ranks * nbytes / rate / 1e3)
 
@@ -105,12 +105,12 @@ GPUS = {gpu.name: gpu for gpu in (H100, H200)}
 
 @dataclass(frozen=True)
 class Link:
-    """The link of each GPU to host memory that ranks have in common.
+    """The link of each GPU to host memory that ranks share.
 
     Attributes:
-        name, source: as of a GPU.
-        gb_s: that a kernel writes and another one reads at the same time, each.
-        hop_us: as of a GPU, through host memory.
+        name, source: see :class:`Gpu`.
+        gb_s: that a kernel writes while another one reads as much.
+        hop_us: see :class:`Gpu`; through host memory.
     """
 
     name: str
@@ -127,11 +127,11 @@ GEN4 = Link("PCIe 4.0 x16", "half of PCIe 5.0, with the same hops: assumed", 18.
 
 
 def over_host(gpu: Gpu, link: Link, ranks: int) -> Gpu:
-    """Returns the GPU that would take as long as ranks with a GPU each do over host memory.
+    """Returns the GPU that would take as long as ranks with a GPU each, over host memory.
 
-    Ranks in processes of their own, with the default of 32 channels, that go round the ring over LL
-    or Simple. The tensors of all ranks are in as many device memories, and what ranks stage goes
-    over as many links, both ways at the same time.
+    This holds for ranks in separate processes, with the default of 32 channels, on the ring over LL
+    or Simple. The tensors of all ranks are in as many device memories, and staged data goes over as
+    many links, in both directions at the same time.
     """
     return Gpu(
         f"{gpu.name} over {link.name}",
@@ -146,7 +146,7 @@ def over_host(gpu: Gpu, link: Link, ranks: int) -> Gpu:
 
 
 class Terms(NamedTuple):
-    """A predicted time in its terms, microseconds: as at the top of this module."""
+    """The terms of a predicted time, in microseconds: see the top of this module."""
 
     launch: float
     instructions: float
@@ -156,7 +156,7 @@ class Terms(NamedTuple):
 
     @property
     def time_us(self) -> float:
-        """The sum, in which rest and bytes overlap."""
+        """Returns the sum, in which rest and bytes overlap."""
         return self.launch + self.instructions + self.waits + max(self.rest, self.bytes)
 
 
@@ -164,7 +164,7 @@ Costs = dict[str, int]
 
 
 def costs_of(text: str) -> Costs:
-    """Reads a table as costs.txt: a worker's instructions, by protocol and verb."""
+    """Reads a table such as costs.txt: a worker's instructions, by protocol and verb."""
     rows = (line.split() for line in text.splitlines() if not line.startswith("#"))
     return {f"{row[0]} {row[1]}": int(row[2]) for row in rows if row[2] != "worker"}
 
@@ -179,7 +179,7 @@ def predict(gpu: Gpu, way: Way, ranks: int, nbytes: int, costs: Costs | None = N
     """Predicts an all-reduce.
 
     Args:
-        gpu: that all ranks share.
+        gpu: the GPU that all ranks share.
         way: one of ``WAYS``.
         ranks: 2 to ``MOST_RANKS``.
         nbytes: of one rank's tensor.
@@ -198,7 +198,7 @@ def _instructions_us(number: float) -> float:
 
 
 def _bytes_us(gpu: Gpu, ranks: int, nbytes: int, staged: float) -> float:
-    """Tensors are read and written once; `staged` bytes, written or read, stay within the L2."""
+    """Returns the time of bytes: tensors once each way; `staged` bytes stay within the L2."""
     kept = ranks * nbytes <= KEPT_IN_L2 * gpu.l2_bytes
     tensors_us = 2 * ranks * nbytes / (gpu.l2_gb_s if kept else gpu.hbm_gb_s) / 1e3
     return tensors_us + staged / gpu.l2_gb_s / 1e3
@@ -208,7 +208,7 @@ def _bytes_us(gpu: Gpu, ranks: int, nbytes: int, staged: float) -> float:
 
 
 def _in_place(gpu: Gpu, costs: Costs, ranks: int, nbytes: int) -> Terms:
-    """A thread loads 16 bytes of each tensor, waits, combines them, and stores them into each."""
+    """Predicts threads that load 16 bytes of each tensor, combine them, and store the result."""
     return Terms(
         launch=gpu.launch_us,
         instructions=_instructions_us(_by_ranks(costs, "in_place all", ranks)),
@@ -220,9 +220,9 @@ def _in_place(gpu: Gpu, costs: Costs, ranks: int, nbytes: int) -> Terms:
 
 # ---- Round the ring
 
-# Trips of a unit that has come from another rank. LL waits for the data itself, so that the hop is
-# a first unit's trip; Simple loads it behind the hop of a counter, LL128 again behind that of the
-# flags, also in further units.
+# Trips of a unit that comes from another rank. LL waits for the data itself, so that the hop is a
+# first unit's trip. Simple loads the data after the hop of a counter, and LL128 once more after the
+# hop of the flags, also in further units.
 FIRST_TRIPS = {"ll": 0, "ll128": 1, "simple": 1}
 FURTHER_TRIPS = {"ll": 1, "ll128": 2, "simple": 1}
 
@@ -232,7 +232,7 @@ def _ring(gpu: Gpu, costs: Costs, protocol: str, ranks: int, nbytes: int) -> Ter
     chunks = [plan.chunk_of(0, 0, owner)[2] for owner in range(ranks)]
     warps = cuts.warps_of(chunks[0] * cuts.ELEMENT_BYTES, protocol)
     fixed, unit = _step(costs, protocol)
-    steps, hops = 2 * ranks - 1, 2 * (ranks - 1)  # one step sends what no other rank has sent
+    steps, hops = 2 * ranks - 1, 2 * (ranks - 1)  # one step sends data that no other rank has sent
     trips = 1 + hops * FURTHER_TRIPS[protocol]  # of further units, one in each step
 
     def loop_us(number: int) -> float:
@@ -243,7 +243,7 @@ def _ring(gpu: Gpu, costs: Costs, protocol: str, ranks: int, nbytes: int) -> Ter
         return _instructions_us(work) + units * trips * gpu.trip_us
 
     first_us = _instructions_us(steps * (fixed + unit)) + trips * gpu.trip_us
-    # A tensor that is too small for all chunks leaves some empty: they take a step and no data.
+    # With a small tensor, some chunks are empty: they take a step and no data.
     full = sum(chunk > 0 for chunk in chunks) / ranks
     once = sum(costs.get(f"{protocol} {part}", 0) for part in ("begin", "all_meet", "end"))
     hop_us = gpu.hop_us[protocol] + full * FIRST_TRIPS[protocol] * gpu.trip_us
@@ -251,19 +251,19 @@ def _ring(gpu: Gpu, costs: Costs, protocol: str, ranks: int, nbytes: int) -> Ter
     return Terms(
         launch=gpu.launch_us,
         instructions=_instructions_us(once + steps * (fixed + full * unit)),
-        waits=(1 + full) * gpu.trip_us + hops * hop_us,  # for the counters; for what is sent
+        waits=(1 + full) * gpu.trip_us + hops * hop_us,  # for the counters; for the sent data
         rest=(plan.loops - 1) * loop_us(0) + loop_us(plan.loops - 1) - first_us,
         bytes=_bytes_us(gpu, ranks, nbytes, staged),
     )
 
 
-# Units of a worker in a full slot. In those that are counted as small it has one.
+# Units of a worker in a full slot. In small slots, as counted, it has one.
 FULL_UNITS = {"simple": 2, "ll": 4, "ll128": 2}
 VERBS = {"send", "recv_reduce_send", "recv_reduce_copy_send", "recv_copy_send", "recv"}
 
 
 def _step(costs: Costs, protocol: str) -> tuple[float, float]:
-    """Instructions of a step of an all-reduce, its mean, and of each unit in it."""
+    """Returns the mean instructions of a step of an all-reduce, and those of each unit in it."""
 
     def mean(name: str) -> float:
         steps = {key: key.removeprefix(f"{name} ").split("+") for key in costs}
@@ -283,7 +283,7 @@ AT_ONCE = 4  # ranks whose lines are loaded before the first is used
 def _over_lines(gpu: Gpu, costs: Costs, algorithm: str, ranks: int, nbytes: int) -> Terms:
     cut = cuts.direct(algorithm, ranks, nbytes, cuts.channels_of(gpu.multiprocessors, ranks))
     workers = 32 * cuts.warps_of(cut.chunk * cuts.ELEMENT_BYTES, "ll")
-    # Lines of a worker, of 8 bytes of data: of a chunk, and of the part that this rank reduces.
+    # Lines of a worker, with 8 bytes of data: of a chunk, and of the part that this rank reduces.
     lines, reduced = (divided(n * cuts.ELEMENT_BYTES, 8 * workers) for n in (cut.chunk, cut.part))
     batches = divided(ranks, AT_ONCE)
 
@@ -294,8 +294,9 @@ def _over_lines(gpu: Gpu, costs: Costs, algorithm: str, ranks: int, nbytes: int)
         two, one = (_by_ranks(costs, f"{name} round", ranks) for name in (way, f"{way}_small"))
         return two - one
 
-    # A line is loaded to be staged; then those of all ranks are, to be reduced; by two_shot, the
-    # result of another rank is, too. There the second line was counted without one to reduce.
+    # A line is loaded to be staged; then the lines of all ranks are loaded, to be reduced; in
+    # two_shot, so is the result of another rank. There, the second line was counted without one to
+    # reduce.
     line = another_line(algorithm)
     if algorithm == "one_shot":
         trips, work = lines * (1 + batches), (lines - 1) * line
@@ -317,6 +318,6 @@ def _over_lines(gpu: Gpu, costs: Costs, algorithm: str, ranks: int, nbytes: int)
 
 
 def _by_ranks(costs: Costs, name: str, ranks: int) -> float:
-    """A count that depends on the number of ranks, on a line through those of 2 and 8."""
+    """Returns a count for a number of ranks, on a line through the counts of 2 and 8."""
     few, many = (costs[f"{name}{k}"] for k in (2, 8))
     return few + (many - few) * (ranks - 2) / 6

@@ -1,8 +1,8 @@
 """The formulas for GPUs: one node; several by a flat ring, a flat tree, and a hierarchy.
 
-Assumptions: ranks start together; a node's ranks have a way of their own to the other nodes,
-and a flat ring or tree has as many copies, each leaving its node by another rank, so that all ways
-are in use; between nodes nothing else is on the network.
+Assumptions: ranks start together. Each rank of a node has its own link to the other nodes. A flat
+ring or tree has as many copies, each leaving its node at another rank, so that all links are in
+use. Nothing else uses the network between nodes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from .estimate import FLAT_RING, FLAT_TREE, Estimate, Phase, estimate, hierarchy
 
 @dataclass(frozen=True)
 class Node:
-    """One machine, as far as a prediction needs it.
+    """A machine, with the figures that a prediction needs.
 
     Attributes:
         name: of the machine.
-        ranks: on it.
-        arch: as Hopper; which of NCCL's constants hold.
-        link: "NVLink" or "PCIe", which of NCCL's latencies hold.
-        links_gb_s: that its rings have together; infinite with one rank.
-        vendor: CPUID's of its CPUs.
+        ranks: number of ranks on it.
+        arch: such as Hopper; selects NCCL's constants.
+        link: "NVLink" or "PCIe", selects NCCL's latencies.
+        links_gb_s: of its rings together; infinite with one rank.
+        vendor: of its CPUs, from CPUID.
         found: its rings.
     """
 
@@ -45,9 +45,9 @@ class Network:
     """The network between nodes.
 
     Attributes:
-        nodes: how many.
-        rank_gb_s: of the way of each rank to other nodes, in one direction.
-        hop_us: of a journey between nodes, by protocol; NCCL's constants if not given.
+        nodes: number of nodes.
+        rank_gb_s: from each rank to other nodes, in one direction.
+        hop_us: of a hop between nodes, by protocol; NCCL's constants if not given.
     """
 
     nodes: int
@@ -55,25 +55,25 @@ class Network:
     hop_us: dict[str, float] = field(default_factory=lambda: dict(constants.HOP_US["network"]))
 
     def exposed_us(self, protocol: str) -> float:
-        """Returns the latency of an idle hop: of a tree, and of a ring of one rank a node.
+        """Returns the latency of an idle hop: of a tree, and of a ring with one rank per node.
 
         Args:
-            protocol: as "ll".
+            protocol: such as "ll".
         """
         longer = constants.TREE_HOP_US["network"][protocol] - constants.HOP_US["network"][protocol]
         return self.hop_us[protocol] + longer
 
 
 def node_of(machine: Machine, ranks: int | None = None, arch: str | None = None) -> Node:
-    """A node with one rank on each of its first GPUs.
+    """Returns a node with one rank on each of its first GPUs.
 
     Args:
-        machine: whose links are looked at.
-        ranks: how many; ``None``: one on each GPU.
-        arch: of the GPUs, as ``"Hopper"``; ``None``: by their compute capability.
+        machine: the machine whose links are used.
+        ranks: number of ranks; ``None``: one on each GPU.
+        arch: of the GPUs, such as ``"Hopper"``; ``None``: by their compute capability.
 
     Raises:
-        ValueError: it has not so many GPUs, they are not known, or no ring joins them.
+        ValueError: it has too few GPUs, they are unknown, or no ring joins them.
     """
     gpus = len(machine.gpus)
     ranks = gpus if ranks is None else ranks
@@ -98,11 +98,11 @@ def node_of(machine: Machine, ranks: int | None = None, arch: str | None = None)
 
 
 def estimates(node: Node, network: Network | None, nbytes: float) -> list[Estimate]:
-    """All ways of an all-reduce, the fastest first.
+    """Returns all ways of an all-reduce, the fastest first.
 
     Args:
-        node: of which every machine is one.
-        network: what is between them; ``None``: there is one machine.
+        node: every machine is like this one.
+        network: between the machines; ``None``: there is one machine.
         nbytes: of one rank's tensor.
     """
     usable = constants.protocols(node.link)
@@ -116,7 +116,7 @@ def estimates(node: Node, network: Network | None, nbytes: float) -> list[Estima
 
 
 def _inside(node: Node, protocol: str, collective: str, nbytes: float) -> float:
-    """Microseconds of a collective of one node's ranks."""
+    """Returns microseconds of a collective of one node's ranks."""
     gb_s = constants.data_gb_s(protocol, node.arch, node.links_gb_s)
     cost = constants.cost(protocol, constants.HOP_US[node.link][protocol], gb_s)
     return cost.time_us(Way("ring", protocol), collective, node.ranks, nbytes)
@@ -128,7 +128,7 @@ def _ring(node: Node, protocol: str, nbytes: float) -> Estimate:
 
 
 def _flat_ring(node: Node, network: Network, protocol: str, nbytes: float) -> Estimate:
-    """One ring through all ranks of all nodes; a chunk crosses the network twice a node."""
+    """Predicts a ring through all ranks of all nodes; a chunk crosses the network twice a node."""
     ranks = node.ranks * network.nodes
     inside = constants.HOP_US[node.link][protocol]
     inside = max(inside, constants.POST_US.get(node.vendor, 1.0) * constants.POSTS[protocol])
@@ -145,7 +145,7 @@ def _flat_ring(node: Node, network: Network, protocol: str, nbytes: float) -> Es
 
 
 def _flat_tree(node: Node, network: Network, protocol: str, nbytes: float) -> Estimate:
-    """Two trees over the nodes, each the root of a chain through its ranks."""
+    """Predicts two trees over the nodes, each the root of a chain through its ranks."""
     inside = 2 * (node.ranks - 1) * constants.TREE_HOP_US[node.link][protocol]
     gb_s = min(node.links_gb_s, network.rank_gb_s * node.ranks)
     time, least = _tree_us(node, network, protocol, gb_s, nbytes)
@@ -156,7 +156,7 @@ def _flat_tree(node: Node, network: Network, protocol: str, nbytes: float) -> Es
 def _ring_us(
     protocol: str, ranks: int, latency_us: float, gb_s: float, nbytes: float
 ) -> tuple[float, float]:
-    """Microseconds of so many bytes, and of none, round a ring whose hops take this long."""
+    """Returns microseconds of these bytes, and of none, round a ring with this latency."""
     cost = constants.cost(protocol, latency_us / (2 * (ranks - 1)), gb_s)
     way = Way("ring", protocol)
     return cost.time_us(way, "all_reduce", ranks, nbytes), cost.time_us(way, "all_reduce", ranks, 0)
@@ -170,7 +170,7 @@ def _tree_us(
     nbytes: float,
     rails: int = 1,
 ) -> tuple[float, float]:
-    """The same up and down the trees between nodes, whose levels NCCL counts as whole doublings."""
+    """Returns the same for trees between nodes, whose levels NCCL counts as whole doublings."""
     levels = network.nodes.bit_length() - 1
     least = constants.TREE_BASE_US[protocol] + 2 * levels * network.exposed_us(protocol)
     gb_s = constants.tree_gb_s(protocol, node.vendor, network.nodes, links_gb_s, nbytes) / rails
@@ -178,7 +178,7 @@ def _tree_us(
 
 
 def _hierarchy(node: Node, network: Network, nbytes: float) -> Estimate:
-    """The ring inside, and NCCL between nodes with a communicator for each rail."""
+    """Predicts the ring inside, and NCCL between nodes with a communicator for each rail."""
     usable = constants.protocols(node.link)
 
     def inside(collective: str, whole: float, pieces: int) -> Phase:
@@ -206,7 +206,7 @@ def _rail(
 ) -> list[tuple[str, tuple[float, float]]]:
     """Returns the inter-node time of a stage's shards, each over its rank's link: ring and tree."""
     ways, shard = network.rank_gb_s * rails, nbytes / rails
-    # The limit of LL is that of a node, whose rails share it.
+    # The limit of LL applies to a node, whose rails share it.
     gb_s = constants.network_gb_s(protocol, node.vendor, network.nodes, ways) / rails
     latency = 2 * (network.nodes - 1) * network.exposed_us(protocol)
     return [

@@ -1,7 +1,7 @@
-"""Times of NCCL that others published, next to what is predicted for the same machine.
+"""Times of NCCL that others published, next to predictions for the same machine.
 
-Where only a bandwidth was published, the time is the size over it. Figures read off a chart are
-good to about 5 %; between hosts of one kind the same row differs by 15 %.
+If only a bandwidth was published, the time is the size over it. Figures read off a chart are
+accurate to about 5 %; between hosts of one kind, the same row differs by 15 %.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Published(NamedTuple):
     """One time.
 
     Attributes:
-        system: as it was called.
-        machine: a recorded one that is like it.
+        system: its name in the source.
+        machine: a recorded machine that is like it.
         ranks: GPUs used.
         nbytes: of one rank's tensor.
         time_us: measured.
-        source: where it stands.
+        source: the publication.
         ring: whether NCCL ran a ring; else the switches reduced (NVLS), which no ring can follow.
-        arch: where the GPUs are of another generation than the recorded machine's.
+        arch: set if the GPUs are of another generation than the recorded machine's.
     """
 
     system: str
@@ -57,7 +57,7 @@ def _bus(
     size: int = G,
     ranks: int = 8,
 ) -> Published:
-    """Returns the time that a bus bandwidth means."""
+    """Returns the row for a published bus bandwidth."""
     time_us = size * 2 * (ranks - 1) / ranks / (gb_s * 1e3)
     return Published(system, machine, ranks, size, time_us, source, ring)
 
@@ -110,7 +110,7 @@ def _node(machine: str, ranks: int, arch: str | None) -> Node:
 
 
 def predicted(row: Published) -> Estimate:
-    """The fastest ring that is predicted for a published row."""
+    """Returns the fastest ring that is predicted for a published row."""
     return estimates(_node(row.machine, row.ranks, row.arch), None, row.nbytes)[0]
 
 
@@ -120,12 +120,12 @@ def error_of(row: Published) -> float:
 
 
 def median_error(rows: tuple[Published, ...] = PUBLISHED) -> float:
-    """The median of the errors' sizes, of those rows in which NCCL ran a ring."""
+    """Returns the median of the sizes of errors, of those rows in which NCCL ran a ring."""
     return statistics.median(abs(error_of(row)) for row in rows if row.ring)
 
 
 def as_rows() -> list[dict[str, Any]]:
-    """Published times, what is predicted, and the error of it."""
+    """Returns published times, predictions, and their errors."""
     return [
         {
             **row._asdict(),
@@ -138,7 +138,7 @@ def as_rows() -> list[dict[str, Any]]:
 
 
 def as_text() -> str:
-    """The table of published times."""
+    """Returns the table of published times."""
     lines = [
         f"{'system':<24}{'size':>6}{'measured':>10}{'predicted':>10}  {'protocol':<9}{'error':>7}"
         "  source"

@@ -1,4 +1,4 @@
-"""The question to ``python -m ringkern model``: which GPU, or hosts and what is between them."""
+"""The question to ``python -m ringkern model``: which GPU, or which hosts and network."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ TOPOLOGY = "dgx-h100"
 
 @dataclass(frozen=True)
 class Question:
-    """All but the sizes.
+    """The question, except for the sizes.
 
     Attributes:
         device: "cuda" or "cpu".
-        name: of a host, as for a title.
-        hosts: how many, 1 or more.
-        ranks: on each.
+        name: of a host, for a title.
+        hosts: number of hosts, 1 or more.
+        ranks: number of ranks on each.
         predict: (hosts, bytes) to all ways of an all-reduce.
         head, foot: lines above and below a table.
         about: the same for programs.
-        floor_us: bytes to the least time that any all-reduce takes, where that is known.
+        floor_us: bytes to the least time of any all-reduce, if known.
     """
 
     device: str
@@ -47,7 +47,7 @@ class Question:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those that say which GPU, or which hosts and which network."""
+    """Adds the options that say which GPU, or which hosts and which network."""
     add = parser.add_argument
     names = ", ".join(topology.recorded_names())
     add(
@@ -292,7 +292,7 @@ def _head(node: Node, network: Network) -> list[str]:
 
 
 def _about(node: Node, network: Network) -> dict[str, Any]:
-    """Infinity becomes null."""
+    """Returns facts for programs; infinity becomes null."""
     found = node.found or rings.Rings((), math.inf, math.inf, math.inf, True, "", 0.0)
     return {
         "machine": node.name,
@@ -318,5 +318,5 @@ def _counted(number: int, what: str) -> str:
 
 
 def finite(number: float) -> float | None:
-    """A number for JSON; ``None``: it is none, or infinite."""
+    """Returns a number for JSON; ``None``: it is no number, or infinite."""
     return number if math.isfinite(number) else None

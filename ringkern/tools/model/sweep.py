@@ -1,4 +1,4 @@
-"""From which size on the hierarchy is faster than what goes through all ranks, by hosts."""
+"""The sizes from which the hierarchy is faster than ways over all ranks, by number of hosts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ HOSTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
 # Bytes, four to a factor of two, from 8 B to 4 GiB.
 SIZES = tuple(round(2 ** (i / 4)) for i in range(3 * 4, 32 * 4 + 1))
 ALONE = "engine alone"
-# The ways that the engine of a kind of device chooses from, where it reduces over all ranks.
+# The ways that an engine chooses from for a kind of device, if it reduces over all ranks.
 OF_ENGINE = {"cuda": (FLAT_RING, FLAT_TREE), "cpu": (FLAT_RING,)}
 
-# Gaps within it are bridged: between two ranges, where a piece more or less tips the scales.
+# The maximum ratio in a gap that is bridged: between two ranges, the number of pieces may decide.
 NEARLY = 1.03
 
 Ranges = list[tuple[int, int | None]]
@@ -26,9 +26,9 @@ class Row(NamedTuple):
     """The sweep over this many hosts.
 
     Attributes:
-        hosts: how many.
-        faster: for each flat way and ``ALONE``, where the hierarchy takes less: from so many bytes
-            on, up to so many, ``None`` for any.
+        hosts: number of hosts.
+        faster: for each flat way and ``ALONE``, the ranges in which the hierarchy takes less: from
+            this many bytes on, up to this many, ``None``: no upper end.
     """
 
     hosts: int
@@ -36,21 +36,21 @@ class Row(NamedTuple):
 
 
 def by_hosts(predict: Predict, device: str, hosts: Sequence[int] = HOSTS) -> list[Row]:
-    """A row for each number of hosts.
+    """Returns a row for each number of hosts.
 
     Args:
         predict: (hosts, bytes) to all ways.
         device: "cpu" or "cuda".
-        hosts: 2 or more each.
+        hosts: numbers of hosts, 2 or more each.
     """
     return [Row(count, faster(predict, device, count)) for count in hosts]
 
 
 def faster(predict: Predict, device: str, hosts: int) -> dict[str, Ranges]:
-    """Where the hierarchy takes less than each flat way and than the engine alone.
+    """Returns where the hierarchy takes less than each flat way and than the engine alone.
 
     Args:
-        predict, device: as of :func:`by_hosts`.
+        predict, device: see :func:`by_hosts`.
         hosts: 2 or more.
     """
     ratios: dict[str, list[float]] = {FLAT_RING: [], FLAT_TREE: [], ALONE: []}
@@ -65,11 +65,11 @@ def faster(predict: Predict, device: str, hosts: int) -> dict[str, Ranges]:
 
 
 def ranges(ratios: Sequence[float]) -> Ranges:
-    """Where the hierarchy takes less: from the first of ``SIZES`` up to the last.
+    """Returns where the hierarchy takes less: from the first of ``SIZES`` up to the last.
 
     Args:
-        ratios: of its time to another, at each of ``SIZES``. Between two ranges none is above
-            ``NEARLY``, they are one.
+        ratios: of its time to another, at each of ``SIZES``. Two ranges are one if no ratio
+            between them is above ``NEARLY``.
     """
     found: list[tuple[int, int]] = []  # positions, both included
     for i, ratio in enumerate(ratios):
@@ -84,7 +84,7 @@ def ranges(ratios: Sequence[float]) -> Ranges:
 
 
 def say(found: Ranges) -> str:
-    """Ranges in words: "always", "never", "from 1M on", "8 to 64K"."""
+    """Formats ranges in words: "always", "never", "from 1M on", "8 to 64K"."""
     if found == [(SIZES[0], None)]:
         return "always"
     return ", ".join(_say_range(*one) for one in found) or "never"
@@ -97,7 +97,7 @@ def _say_range(low: int, high: int | None) -> str:
 
 
 def as_text(rows: Sequence[Row], ranks: int) -> str:
-    """A table.
+    """Returns a table.
 
     Args:
         rows: of :func:`by_hosts`.

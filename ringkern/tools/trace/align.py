@@ -1,4 +1,4 @@
-"""One clock out of several: GPUs have a timer each, and these run apart with time."""
+"""Makes one clock of several: each GPU has its own timer, and they drift apart."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .events import Trace
 
 
 def align(trace: Trace) -> Trace:
-    """The trace with each rank's times shifted so that the links of a ring are equally fast.
+    """Returns the trace with each rank's times shifted so that a ring's links are equally fast.
 
-    On each link there is a chunk that took less than all others, from the start of the verb that
-    sent it to the end of the one that received it. With clocks that differ it took more or less
-    than that; round the whole ring the differences cancel, and the rest is the time of all those
-    chunks together. Each link is given an equal part of it, so that nothing is received before it
-    is sent. Times of one rank are exact, and those of two ranks as exact as their links are alike.
+    On each link, one chunk took less time than all others, from the start of the verb that sent it
+    to the end of the verb that received it. If clocks differ, this time is too long or too short.
+    Round the whole ring the differences cancel, and the sum is the time of all these chunks
+    together. Each link gets an equal part of it, so that nothing is received before it is sent.
+    Times of one rank are exact; those of two ranks are as exact as their links are alike.
     """
     fastest: dict[int, int] = {}  # of what a rank sends, on the ring of channel 0
     for sent, received in trace.hops():
@@ -23,7 +23,7 @@ def align(trace: Trace) -> Trace:
             took = received.end_ns - sent.start_ns
             fastest[sent.rank] = min(took, fastest.get(sent.rank, took))
     if len(fastest) < trace.ranks:
-        return trace  # some rank sends nothing but empty chunks
+        return trace  # some rank sends only empty chunks
     order = trace.orders[0]
     mean = sum(fastest.values()) // trace.ranks
     shift = {order[0]: 0}

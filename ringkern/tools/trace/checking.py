@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def check(trace: Trace) -> None:
-    """:meth:`ringkern.tools.trace.events.Trace.check`."""
+    """See :meth:`ringkern.tools.trace.events.Trace.check`."""
     _check_orders(trace)
     for channel in range(trace.channels):
         for rank in range(trace.ranks):
@@ -29,10 +29,10 @@ def check(trace: Trace) -> None:
 
 
 def schedule(ranks: int, position: int) -> list[tuple[str, int]]:
-    """Verb and owner of each step of a loop of an all-reduce, for the rank at ``position``."""
+    """Returns verb and owner of each step in a loop of an all-reduce for a rank at ``position``."""
     if ranks == 1:
-        return []  # nobody to send to
-    # A loop of whole chunks, of which none is empty, so that the offset says whose it is.
+        return []  # no rank to send to
+    # A loop of whole chunks, none of which is empty, so that the offset identifies the owner.
     chunk = _C.Plan("all_reduce", "simple", ranks, 1, 4).chunk
     plan = _C.Plan("all_reduce", "simple", ranks, chunk * ranks, 4)
     owner_at = {plan.chunk_of(0, 0, owner)[0]: owner for owner in range(ranks)}

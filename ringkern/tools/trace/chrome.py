@@ -10,12 +10,12 @@ WAITS = (("wait_prev_ns", "wait for data from prev"), ("wait_next_ns", "wait for
 
 
 def chrome_trace(trace: Trace) -> dict[str, Any]:
-    """The trace as a dictionary for :func:`json.dump`.
+    """Returns the trace as a dictionary for :func:`json.dump`.
 
-    A process is a rank and a thread a channel. A slice is a verb, with what is known of it as
-    arguments; in it lies what it waited, the sum for prev and then for next, drawn at the verb's
-    start, where most of it is. An arrow goes from each verb that sends to the one of next that
-    receives its chunk, unless that is empty. Times are microseconds.
+    A process is a rank and a thread a channel. A slice is a verb, with its data as arguments. It
+    contains its waits, the sum for prev and then the sum for next, drawn at the verb's start, where
+    most of the waiting is. An arrow goes from each sending verb to the verb of next that receives
+    its chunk, unless the chunk is empty. Times are microseconds.
     """
     events = _names(trace)
     for event in trace.events:
@@ -88,8 +88,9 @@ def _complete(
 
 
 def _arrow(number: int, sent: Event, received: Event) -> list[dict[str, Any]]:
-    # Inside both slices, or the viewer would tie the arrow to what comes next; and not backwards:
-    # a receive may end, its data being there, before the send that fed it returns.
+    # Both ends are inside their slices, because the viewer would otherwise tie the arrow to the
+    # next slice. The arrow does not go backwards: a receive may end before the send that fed it
+    # returns, as its data is already there.
     end = max(received.start_ns, received.end_ns - 1)
     start = max(sent.start_ns, min(sent.end_ns - 1, end))
     both = {"name": "chunk", "cat": "chunk", "id": number}

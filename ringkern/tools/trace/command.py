@@ -43,8 +43,8 @@ class Format:
 
     Attributes:
         file: its name.
-        says: what to do with it.
-        write: makes it, of a trace, the loops that are asked for, and a place.
+        says: how to use it.
+        write: writes it, given a trace, the requested loops, and a path.
     """
 
     file: str
@@ -95,7 +95,7 @@ class Settings:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``python -m ringkern trace``."""
+    """Adds the options of the command."""
     parser.epilog = EPILOG
     add = parser.add_argument
     options.add_ranks(parser)
@@ -117,10 +117,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; the exit status.
+    """Runs the command. Returns the exit status.
 
     Raises:
-        ValueError: the arguments do not fit together, or ask for what is not there.
+        ValueError: the arguments do not fit together, or ask for missing things.
         OSError: a file cannot be read or written, or the ranks did not end.
     """
     settings = _settings(args)
@@ -144,7 +144,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def trace_rank(settings: Settings) -> int:
-    """One rank of ``trace``, in its group; rank 0 writes and prints. Returns the exit status."""
+    """Runs one rank of ``trace``; rank 0 writes and prints. Returns the exit status."""
     first = dist.get_rank() == 0
     if settings.device == "cuda":  # ranks may share one
         torch.cuda.set_device(dist.get_rank() % torch.cuda.device_count())
@@ -159,7 +159,7 @@ def trace_rank(settings: Settings) -> int:
         )
         if trace is not None:
             _write(trace, settings)
-    except ValueError as error:  # on all ranks, before anything is sent; or of the pictures
+    except ValueError as error:  # on all ranks, before anything is sent; or in the pictures
         if first:
             print(f"python -m ringkern trace: error: {error}", file=sys.stderr)
         return 2
@@ -167,7 +167,7 @@ def trace_rank(settings: Settings) -> int:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    """The settings that the arguments mean."""
+    """Returns the settings that the arguments mean."""
     formats = args.formats or DEFAULT_FORMATS
     if any(FORMATS[name].is_drawn for name in formats):
         try:
@@ -193,7 +193,7 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 
 def _check_call(args: argparse.Namespace, settings: Settings) -> None:
-    """Says what cannot be recorded, before ranks are started."""
+    """Raises if the call cannot be recorded, before ranks are started."""
     ranks = launch.number_of_ranks(args.ranks)
     if ranks < 2:
         raise ValueError("-n 1: a ring of one rank sends nothing; give -n 2 or more")
@@ -208,7 +208,7 @@ def _check_call(args: argparse.Namespace, settings: Settings) -> None:
         if not torch.cuda.is_available():
             raise ValueError("--device cuda: torch finds no GPU; leave it out: ranks on a CPU")
     if settings.device == "cpu":
-        needed = 3 * ranks * settings.nbytes  # what is given, the result, and what it must be
+        needed = 3 * ranks * settings.nbytes  # the input, the result, and the expected result
         asked = f"--size {size_text(settings.nbytes)}"
         launch.check_memory(ranks, needed, asked, "--size or -n")
 
@@ -223,9 +223,9 @@ def _read(file: Path) -> Trace:
 
 
 def _write(trace: Trace, settings: Settings) -> None:
-    """Makes the files, and says what is in them and what the trace comes to."""
+    """Writes the files, and prints their contents and a summary of the trace."""
     if settings.loops and any(FORMATS[name].is_drawn for name in settings.formats):
-        timeline.Window.of(trace, settings.loops)  # before the first file is there
+        timeline.Window.of(trace, settings.loops)  # checked before the first file is written
     _make_folder(settings.folder)
     files = {"events": settings.folder / EVENTS}
     files["events"].write_text(trace.to_json(), encoding="utf-8")
@@ -254,7 +254,7 @@ def _report(trace: Trace, files: dict[str, Path]) -> str:
 
 
 def _as_json(trace: Trace, files: dict[str, Path], command: str) -> dict[str, Any]:
-    """All but the events, which are in a file."""
+    """Returns all data but the events, which are in a file."""
     about = ("collective", "ranks", "channels", "loops", "protocol", "dtype", "count", "device")
     return {
         "command": command,

@@ -1,4 +1,4 @@
-"""The data of a trace: which rank ran which verb of the ring on which chunk, from when to when."""
+"""The data of a trace: the rank, verb, chunk, start and end of each event."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class Event:
     Attributes:
         rank: in the traced group.
         channel: of the ring, from 0.
-        loop: which of the plan's loops, from 0.
-        step: place in the loop's schedule, from 0.
-        verb: its name in ``csrc/core/schedule.h``, as ``"recv_reduce_send"``.
-        owner: position on the channel's ring whose chunk is moved.
+        loop: of the plan, from 0.
+        step: index in the loop's schedule, from 0.
+        verb: its name in ``csrc/core/schedule.h``, such as ``"recv_reduce_send"``.
+        owner: the position on the channel's ring that owns the moved chunk.
         offset: of the chunk in the tensor; elements.
         count: of the chunk; elements. 0: an empty chunk, which takes its step like any other.
-        start_ns, end_ns: of the verb, its waits included.
-        wait_prev_ns: of it, waited for data from prev.
-        wait_next_ns: of it, waited for a free slot at next.
+        start_ns, end_ns: of the verb, including its waits.
+        wait_prev_ns: the part of this time that it waited for data from prev.
+        wait_next_ns: the part of this time that it waited for a free slot at next.
     """
 
     rank: int
@@ -49,22 +49,22 @@ class Event:
 
     @property
     def duration_ns(self) -> int:
-        """From start to end."""
+        """Returns the time from start to end."""
         return self.end_ns - self.start_ns
 
     @property
     def wait_ns(self) -> int:
-        """All of it that was waiting."""
+        """Returns all waits of the verb."""
         return self.wait_prev_ns + self.wait_next_ns
 
     @property
     def receives(self) -> bool:
-        """Returns whether the verb takes data from prev."""
+        """Returns whether the verb receives data from prev."""
         return self.verb.startswith("recv")
 
     @property
     def sends(self) -> bool:
-        """Returns whether the verb feeds next."""
+        """Returns whether the verb sends data to next."""
         return self.verb.endswith("send")
 
 
@@ -77,17 +77,17 @@ class Trace:
 
     Attributes:
         ranks: of the group.
-        channels: that the call took.
+        channels: number of channels of the call.
         orders: for each channel the ranks in the order of its ring.
-        collective, protocol, dtype: by their names, as ``"all_reduce"``, ``"simple"``,
+        collective, protocol, dtype: by their names, such as ``"all_reduce"``, ``"simple"``,
             ``"float32"``.
         count: elements of the tensor.
         device: ``"cpu"`` or ``"cuda"``.
-        repeats: how many calls were recorded ...
-        kept: ... and which of them this is, from 0.
-        machine: what it ran on, as name and text or number.
-        date: when, ISO 8601, UTC.
-        command: that made it; empty: none.
+        repeats: the number of recorded calls.
+        kept: the index of this one among them, from 0.
+        machine: where it ran, as names with texts or numbers.
+        date: when it ran, ISO 8601, UTC.
+        command: the command that made it; empty: none.
         events: sorted by start.
     """
 
@@ -108,32 +108,32 @@ class Trace:
 
     @property
     def duration_ns(self) -> int:
-        """From the start of the first event to the end of the last; 0 where there is none."""
+        """Returns the time from the first event's start to the last one's end; 0: no events."""
         return max((event.end_ns for event in self.events), default=0)
 
     @property
     def loops(self) -> int:
-        """The number of loops in the plan."""
+        """Returns the number of loops in the plan."""
         return 1 + max((event.loop for event in self.events), default=-1)
 
     def of(self, rank: int, channel: int = 0) -> tuple[Event, ...]:
-        """Returns what ``rank`` did on ``channel``, in its order."""
+        """Returns the events of ``rank`` on ``channel``, in order."""
         return self._lanes.get((rank, channel), ())
 
     def position(self, rank: int, channel: int = 0) -> int:
-        """Where ``rank`` stands on the ring of ``channel``."""
+        """Returns the position of ``rank`` on the ring of ``channel``."""
         return self.orders[channel].index(rank)
 
     def next(self, rank: int, channel: int = 0) -> int:
-        """The rank that ``rank`` sends to on ``channel``."""
+        """Returns the rank that ``rank`` sends to on ``channel``."""
         return self.orders[channel][(self.position(rank, channel) + 1) % self.ranks]
 
     def prev(self, rank: int, channel: int = 0) -> int:
-        """The rank that ``rank`` receives from on ``channel``."""
+        """Returns the rank that ``rank`` receives from on ``channel``."""
         return self.orders[channel][self.position(rank, channel) - 1]
 
     def feeder(self, event: Event) -> Event | None:
-        """The verb of prev whose data ``event`` receives; None where it receives nothing."""
+        """Returns the verb of prev whose data ``event`` receives; None if it receives nothing."""
         if not event.receives:
             return None
         prev = self.prev(event.rank, event.channel)
@@ -143,19 +143,19 @@ class Trace:
     def waits_for(self, received: Event) -> bool:
         """Returns whether the verb ``received`` cannot end before its feeder began.
 
-        Over LL and LL128 nobody waits for an empty chunk: it has no line to look at.
+        Over LL and LL128, no rank waits for an empty chunk: it has no line to poll.
         """
         return received.count > 0 or self.protocol == "simple"
 
     def hops(self) -> Iterator[tuple[Event, Event]]:
-        """Every sending verb with the one of next that receives its chunk."""
+        """Returns each sending verb with the verb of next that receives its chunk."""
         for event in self.events:
             feeder = self.feeder(event)
             if feeder is not None:
                 yield feeder, event
 
     def to_json(self) -> str:
-        """The trace as text, for a file; :meth:`from_json` reads it back."""
+        """Returns the trace as text, for a file; :meth:`from_json` reads it."""
         head = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "events"}
         rows = [[getattr(event, column) for column in COLUMNS] for event in self.events]
         body = ",\n".join(json.dumps(row) for row in rows)
@@ -164,7 +164,7 @@ class Trace:
 
     @classmethod
     def from_json(cls, text: str) -> Trace:
-        """The trace that :meth:`to_json` wrote as ``text``.
+        """Returns the trace that :meth:`to_json` wrote as ``text``.
 
         Raises:
             ValueError: it is no such text, or of another version.
@@ -185,14 +185,14 @@ class Trace:
         return trace
 
     def check(self) -> None:
-        """Returns whether this can be a trace of that call.
+        """Checks that this can be a trace of that call.
 
         Each rank and channel has exactly the verbs of the schedule, in its order and one after the
         other; every element is in one chunk of one owner; no rank ends a receive before the send
         that feeds it began, unless the chunk is empty; and no wait is longer than its verb.
 
         Raises:
-            ValueError: what is wrong, and where.
+            ValueError: the trace is wrong; the text says what, and where.
         """
         from .checking import check
 

@@ -1,4 +1,4 @@
-"""A trace as a page for a browser: the chunks going round the ring, and when it really happened."""
+"""A trace as a page for a browser: the way of chunks round the ring, and a timeline."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from .events import Trace
 from .summary import check_drawable, circumstances, say_ns, summarize, title, waits
 
 SCRIPTS = ("svg.js", "words.js", "model.js", "ring.js", "timeline.js", "controls.js")
-MOST_EVENTS = 100_000  # of which a browser still draws all at once; about 4 MB
+MOST_EVENTS = 100_000  # a browser still draws this many at once; about 4 MB
 
 
 def page(trace: Trace) -> str:
-    """A page of HTML: one file, which loads nothing and works from ``file://``.
+    """Returns a page of HTML: one file, which loads nothing and works from ``file://``.
 
-    ``#step=5`` in its address shows that step; with several, ``&loop=1`` and ``&channel=2``, too.
+    ``#step=5`` in its address shows that step; ``&loop=1`` and ``&channel=2`` are possible, too.
 
     Args:
         trace: of 2 ranks or more.
 
     Returns:
-        The text of the file; to be written as UTF-8.
+        The text of the file, to be written as UTF-8.
 
     Raises:
-        ValueError: the trace has no verbs, as that of one rank; or is none of an all-reduce.
+        ValueError: the trace has no verbs, as with one rank; or it is not of an all-reduce.
     """
     check_drawable(trace)
     trace.check()
@@ -45,14 +45,14 @@ def _file(name: str) -> str:
 
 
 def _embedded(data: dict[str, Any]) -> str:
-    """JSON in which no text can end the element that it stands in."""
+    """Returns JSON in which no text can end the HTML element around it."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _data(trace: Trace) -> dict[str, Any]:
     """Returns the input of the page's scripts.
 
-    ``schedule[position][step]`` is a verb and whose chunk it moves, the same in each loop and on
+    ``schedule[position][step]`` is a verb and the owner of its chunk, the same in each loop and on
     each channel; ``times[channel][loop][rank][step]`` is start, end and :class:`~.summary.Waits`.
     """
     found = summarize(trace)

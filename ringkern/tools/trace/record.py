@@ -37,29 +37,29 @@ def record(
     on the same ring comes right before it. The result of each recorded call is checked, bit for
     bit.
 
-    The clock of CPU ranks is CLOCK_MONOTONIC, which all processes of a machine have alike; it is
-    read twice a verb, and twice a wait. The clock of CUDA ranks is the GPU's global timer, whose
-    tick may be coarser. Where ranks are on several GPUs, whose timers run apart, their times
-    are shifted so that links are equally fast (:func:`ringkern.tools.trace.align.align`);
-    ``machine["clock"]`` says so. A traced call runs code and kernels of its own, and other calls
-    are as fast as ever.
+    The clock of CPU ranks is CLOCK_MONOTONIC, which all processes of a machine share; it is read
+    twice per verb, and twice per wait. The clock of CUDA ranks is the GPU's global timer, whose
+    tick may be coarser. If ranks are on several GPUs, whose timers drift apart, their times are
+    shifted so that all links are equally fast (:func:`ringkern.tools.trace.align.align`);
+    ``machine["clock"]`` says so. A traced call runs separate code and kernels, so that other calls
+    are not slowed down.
 
     Args:
         size_bytes: of each rank's tensor; rounded down to whole elements, and up to one.
         protocol: ``"simple"``, ``"ll"``, ``"ll128"``; ``"auto"``: ``"simple"``.
-        dtype: torch's name; on CUDA ``"float32"`` alone.
-        warmup: calls before those that are recorded; the first call connects the ranks.
-        repeats: calls that are recorded.
+        dtype: torch's name; on CUDA only ``"float32"``.
+        warmup: calls before the recorded ones; the first call connects the ranks.
+        repeats: number of recorded calls.
         device: ``"cpu"``, or ``"cuda"``: each rank's current GPU.
         group: None: the default group.
-        command: that is being run; noted in the trace.
+        command: the current command, noted in the trace.
 
     Returns:
         The trace, on rank 0 of the group; None on the others.
 
     Raises:
-        ValueError: the group has one rank, which sends nothing; there is no such protocol or dtype;
-            or the call has too many verbs. On all ranks, before anything is sent.
+        ValueError: the group has one rank, which sends nothing; the protocol or dtype is unknown;
+            or the call has too many verbs. Raised on all ranks, before anything is sent.
         RuntimeError: a recorded call had a wrong result.
     """
     count, element = _elements(size_bytes, dtype)
@@ -138,7 +138,7 @@ def _protocol(protocol: str) -> str:
 
 
 def _clock(device: str, group: dist.ProcessGroup | None) -> str:
-    """Describes the traced call; the same on all ranks."""
+    """Returns a description of the clock; the same on all ranks."""
     if device == "cpu":
         return "CLOCK_MONOTONIC"
     gpus: list[str] = [""] * dist.get_world_size(group)
@@ -147,7 +147,7 @@ def _clock(device: str, group: dist.ProcessGroup | None) -> str:
 
 
 def _typical(calls: list[Rows], group: dist.ProcessGroup | None) -> int:
-    """The call of median duration, from the first start to the last end of all ranks."""
+    """Returns the index of the call of median duration, over all ranks' starts and ends."""
     spans = [(min(row[7] for row in rows), max(row[8] for row in rows)) for rows in calls]
     of_all: list[list[tuple[int, int]]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(of_all, spans, group)
@@ -168,8 +168,8 @@ def _gather(
 
 
 def _orders(all_rows: list[Rows]) -> tuple[tuple[int, ...], ...]:
-    """The ring of each channel, from what the ranks did: in step 0, each sends the chunk of the
-    position before its own."""
+    """Returns the ring of each channel, from the events: in step 0, each rank sends the chunk of
+    the position before its own."""
     ranks = len(all_rows)
     positions: dict[int, dict[int, int]] = {}
     for rank, rows in enumerate(all_rows):

@@ -1,4 +1,4 @@
-"""Summarises a trace: how long the call took, and who waited how long for whom."""
+"""Summarises a trace: the duration of the call, and how long each rank waited for each other."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 
 
 def check_drawable(trace: Trace) -> None:
-    """Says that there is nothing to draw.
+    """Checks that there is something to draw.
 
     Raises:
-        ValueError: the trace has no verbs, as that of one rank.
+        ValueError: the trace has no verbs, as with one rank.
     """
     if not trace.events:
         raise ValueError(
@@ -28,11 +28,11 @@ def check_drawable(trace: Trace) -> None:
 
 
 class Waits(NamedTuple):
-    """Returns the waits of a verb, in ns.
+    """The waits of a verb, in ns.
 
     Attributes:
-        prev: for data from prev ...
-        late: ... and, its data being there, until the rank ran on: it was being woken, or other
+        prev: for data from prev.
+        late: after the data was there, until the rank ran on: it was being woken, or other
             programs had its core.
         next: for a free slot at next.
     """
@@ -43,15 +43,15 @@ class Waits(NamedTuple):
 
 
 def waits(trace: Trace, event: Event) -> Waits:
-    """The waits of a verb.
+    """Returns the waits of a verb.
 
-    ``late`` is no more than what is certain: so long it waited after prev had ended the verb that
-    sent all of the data.
+    ``late`` counts only the certain part: the wait after prev had ended the verb that sent the
+    data.
     """
     late = 0
     feeder = trace.feeder(event)
     if feeder is not None:
-        # It had nothing to do by then but its work, which takes as long as it does.
+        # From then on the rank had only its own work to do, which takes a fixed time.
         left = event.end_ns - max(event.start_ns, feeder.end_ns)
         late = min(event.wait_prev_ns, max(0, left - (event.duration_ns - event.wait_prev_ns)))
     return Waits(event.wait_prev_ns - late, late, event.wait_next_ns)
@@ -62,12 +62,13 @@ class RankSummary:
     """One rank of a call.
 
     Attributes:
-        rank: which.
+        rank: its number.
         took_ns: from the start of its first verb to the end of its last, its channels added up.
-        worked_ns: of that, in verbs and not waiting. A rank that the system put aside in the middle
-            of a verb counts as one that works.
-        waited_ns: of that, waited for each other rank, those left out that it did not wait for.
-        late_ns: of that, waited though its data was there: :class:`Waits`.
+        worked_ns: the part of it in verbs, without waits. A rank that the system suspends within a
+            verb counts as working.
+        waited_ns: the part of it that it waited for each other rank; ranks without waits are left
+            out.
+        late_ns: the part of it that it waited although its data was there: :class:`Waits`.
     """
 
     rank: int
@@ -82,7 +83,7 @@ class RankSummary:
         return self._share(sum(self.waited_ns.values()) + self.late_ns)
 
     def text(self) -> str:
-        """``"waited 48%: 40% for rank 1, 3% for rank 3, 5% late"``."""
+        """Returns a text such as ``"waited 48%: 40% for rank 1, 3% for rank 3, 5% late"``."""
         parts = [(ns, f"for rank {rank}") for rank, ns in self.waited_ns.items()]
         parts = [*sorted(parts, reverse=True), (self.late_ns, "late")]
         words = [f"{self._share(ns):.0%} {what}" for ns, what in parts if self._share(ns) >= 0.005]
@@ -94,7 +95,7 @@ class RankSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """A call.
+    """The summary of a call.
 
     Attributes:
         call_ns: from the first start to the last end of all ranks.
@@ -107,7 +108,7 @@ class Summary:
     slowest: int
 
     def reason(self) -> str:
-        """Where most of the waiting comes from, in a sentence; empty: there was next to none."""
+        """Returns the cause of most of the waiting, as a sentence; empty: there was almost none."""
         late = sum(one.late_ns for one in self.ranks)
         waited = late + sum(sum(one.waited_ns.values()) for one in self.ranks)
         if waited < 0.05 * sum(one.took_ns for one in self.ranks):
@@ -120,7 +121,7 @@ class Summary:
         return f"Rank {self.slowest} worked longest."
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; times in ns."""
+        """Returns plain data, for JSON; times in ns."""
         return {
             "call_ns": self.call_ns,
             "slowest_rank": self.slowest,
@@ -161,7 +162,7 @@ def summarize(trace: Trace) -> Summary:
 
 
 def title(trace: Trace) -> str:
-    """The call in a line: ``"all_reduce of 1M (float32) over 4 ranks, simple, cpu"``."""
+    """Returns a title such as ``"all_reduce of 1M (float32) over 4 ranks, simple, cpu"``."""
     size = size_text(trace.count * itemsize(trace))
     channels = f", {trace.channels} channels" if trace.channels > 1 else ""
     return (
@@ -171,7 +172,7 @@ def title(trace: Trace) -> str:
 
 
 def circumstances(trace: Trace) -> str:
-    """Where and when: machine, cores, versions, date."""
+    """Returns the circumstances: machine, cores, versions, date."""
     known = trace.machine
     words = [str(known["cpu"])] if "cpu" in known else []
     words += [str(known["gpus"])] if "gpus" in known else []
@@ -181,13 +182,13 @@ def circumstances(trace: Trace) -> str:
 
 
 def itemsize(trace: Trace) -> int:
-    """Bytes of an element."""
+    """Returns the bytes of an element."""
     kind: torch.dtype = getattr(torch, trace.dtype)
     return kind.itemsize
 
 
 def say_ns(time_ns: float) -> str:
-    """``"812 ns"``, ``"41.2 us"``, ``"3.07 ms"``."""
+    """Formats a time, such as ``"812 ns"``, ``"41.2 us"``, ``"3.07 ms"``."""
     unit = next((name for name in ("s", "ms", "us") if time_ns >= UNITS[name]), "ns")
     number = time_ns / UNITS[unit]
     return f"{number:.0f} {unit}" if number >= 100 or unit == "ns" else f"{number:#.3g} {unit}"

@@ -1,4 +1,4 @@
-"""A trace as a picture: a row for each rank and channel, its verbs as bars, what it waited for."""
+"""A trace as a picture: a row for each rank and channel, with its verbs as bars, and its waits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from .events import Event, Trace
 from .summary import UNITS, Waits, check_drawable, circumstances, say_ns, summarize, title, waits
 
-# Blue while sums travel, purple where one is complete, orange while copies travel; told apart by
-# lightness too, for those who see no colours. (face, text on it)
+# Blue for travelling sums, purple for the completion of one, orange for travelling copies. They
+# also differ in lightness, for people who do not see colours. (face, text on it)
 COLORS = {
     "send": ("#9ecae1", "black"),
     "recv_reduce_send": ("#2a7ab9", "white"),
@@ -29,12 +29,12 @@ WAITS = {
     "late": ("#f4f4f4", "#8c8c8c", "----", "late: its data is there"),
     "next": ("#f4f4f4", "#8c8c8c", "....", "waits for a free slot at next, the rank in it"),
 }
-FONT = "DejaVu Sans"  # matplotlib brings it
-BARS_A_ROW = 60  # that can still be told apart
+FONT = "DejaVu Sans"  # part of matplotlib
+BARS_A_ROW = 60  # maximum number that can be told apart
 ROWS = 64
 ROW_INCHES, LEAST_INCHES = 0.46, 1.6
 AXES_INCHES = 9.2
-EM_INCHES = 0.085  # of a letter of a bar's text
+EM_INCHES = 0.085  # width of a letter of a bar's text
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Window:
 
     @classmethod
     def of(cls, trace: Trace, loops: tuple[int, int] | None = None) -> Window:
-        """The loops that are asked for, first and last, or as many as can be told apart.
+        """Returns the requested loops, first and last, or as many as can be told apart.
 
         Raises:
             ValueError: there are no such loops; or no verbs at all, as with one rank.
@@ -65,7 +65,7 @@ class Window:
         return cls(first, last, max(1, min(trace.channels, ROWS // trace.ranks)))
 
     def text(self, trace: Trace) -> str:
-        """Returns what is left out, in words; empty: nothing."""
+        """Returns the omitted part, in words; empty: nothing is omitted."""
         words = []
         if self.last - self.first + 1 < trace.loops:
             several = self.last > self.first
@@ -77,10 +77,10 @@ class Window:
 
 
 def check() -> None:
-    """Says what is missing before anything has been done for nothing.
+    """Checks for matplotlib, before anything else is done.
 
     Raises:
-        ValueError: there is no matplotlib.
+        ValueError: matplotlib is not installed.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError(
@@ -90,11 +90,11 @@ def check() -> None:
 
 
 def draw(trace: Trace, file: Path, loops: tuple[int, int] | None = None) -> None:
-    """Draws who ran which verb and who waited for whom.
+    """Draws the verbs of each rank, and the ranks for which it waited.
 
     Args:
         trace: with 2 ranks or more.
-        file: where to; ``.svg`` or ``.png``, which says what it becomes.
+        file: ``.svg`` or ``.png``, which determines the format.
         loops: the first and the last to draw; ``None``: the first ones, as many as are readable.
 
     Raises:
@@ -104,8 +104,8 @@ def draw(trace: Trace, file: Path, loops: tuple[int, int] | None = None) -> None
     picture = _Picture(trace, Window.of(trace, loops))
     matplotlib = importlib.import_module("matplotlib")
     settings = {
-        "svg.fonttype": "none",  # text that can be searched and read aloud
-        "svg.hashsalt": "ringkern",  # the same trace, the same file
+        "svg.fonttype": "none",  # can be searched and read aloud
+        "svg.hashsalt": "ringkern",  # the same trace gives the same file
         "font.family": FONT,
         "hatch.linewidth": 0.7,
     }
@@ -117,7 +117,7 @@ def draw(trace: Trace, file: Path, loops: tuple[int, int] | None = None) -> None
             return
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={**about, "Date": trace.date})
-    # Without that font, one that is as wide, without serifs.
+    # If that font is missing, another one of the same width, without serifs.
     file.write_text(text.getvalue().replace(f"'{FONT}'", f"'{FONT}', Verdana, sans-serif"))
 
 
@@ -126,7 +126,7 @@ class _Picture:
 
     def __init__(self, trace: Trace, window: Window) -> None:
         self.trace, self.window = trace, window
-        # Neighbours on the ring stand one below the other: who waits, waits for a row beside.
+        # Neighbours on the ring have neighbouring rows: a rank waits for a row beside its own.
         self.rows = [
             (channel, rank) for channel in range(window.channels) for rank in trace.orders[channel]
         ]
@@ -157,7 +157,7 @@ class _Picture:
         return figure
 
     def _event(self, axes: Any, event: Event) -> None:
-        """A verb's wait is drawn before its work; the recording has only the sums."""
+        """Draws a verb's wait before its work; the recording has only the sums."""
         row = self.rows.index((event.channel, event.rank))
         name = f"r{event.rank}-c{event.channel}-l{event.loop}-s{event.step}"
         at = event.start_ns
@@ -178,13 +178,13 @@ class _Picture:
         face, ink = COLORS[event.verb]
         bar = self._bar(axes, row, at, event.end_ns - at, f"verb-{name}-{event.verb}")
         room = (event.end_ns - at) * self.inch_a_ns
-        # A short one is not to vanish in its own edge, nor below those of waits.
+        # A short bar must not disappear behind its own edge, or below those of waits.
         bar.set(facecolor=face, edgecolor="white", linewidth=0.6 if room > 0.05 else 0, zorder=2)
         labels = (f"chunk {event.owner}", f"{event.owner}")
         self._label(axes, row, (at + event.end_ns) / 2, room, ink, labels, "none")
 
     def _whom(self, event: Event, side: str) -> str:
-        """The rank that it waits for; empty: for none."""
+        """Returns the name of the rank that it waits for; empty: none."""
         if side == "late":
             return ""
         neighbour = self.trace.prev if side == "prev" else self.trace.next
@@ -202,7 +202,7 @@ class _Picture:
         self, axes: Any, row: int, at_ns: float, room_inches: float, color: str,
         texts: tuple[str, ...], ground: str,
     ) -> None:  # fmt: skip
-        """The longest of the texts that has room there, if any has."""
+        """Draws the longest of the texts that fits, if any does."""
         for text in texts:
             if len(text) * EM_INCHES < room_inches - 0.04:
                 box = {"facecolor": ground, "edgecolor": "none", "pad": 1.0}

@@ -1,6 +1,6 @@
-"""``python -m ringkern tune``: measures the ways of this machine, fits what they cost, keeps that.
+"""``python -m ringkern tune``: measures the ways of this machine, fits their costs, and keeps them.
 
-From then on every ring of this user on this machine takes what is the quickest here.
+From then on, every ring of this user on this machine uses the fastest way.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ what is the quickest here. Where other programs disturbed it, it says so and kee
 --device cuda it measures the ranks of one process on the current GPU."""
 
 SMALLEST, LARGEST, SIZES = 8, 256 << 20, 20
-_MEMORY_SHARE = 0.25  # of the free memory, for the tensors of all ranks
+_MEMORY_SHARE = 0.25  # share of the free memory, for the tensors of all ranks
 _STARTING_S = 120.0
 _FITTING_S = 1.5  # after the ranks have ended
 DEFAULT_RANKS = {"cpu": (2,), "cuda": (2, 4, 8)}
@@ -39,7 +39,7 @@ SECONDS, LEAST_SECONDS = 50.0, 10.0
 
 
 class Fit(NamedTuple):
-    """A way that was fitted, and how well."""
+    """A fitted way, and the error of the fit."""
 
     collective: str
     way: Way
@@ -48,7 +48,7 @@ class Fit(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The result of one number of ranks; ``disturbed``: by what, in words."""
+    """The result for one number of ranks; ``disturbed``: the disturbances, in words."""
 
     measured: Measured
     fits: list[Fit]
@@ -57,7 +57,7 @@ class Found(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Adds the options of the command."""
     add = parser.add_argument
     add(
         "-n",
@@ -86,11 +86,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; the exit status.
+    """Runs the command. Returns the exit status.
 
     Raises:
-        ValueError: the arguments do not fit together, or what they ask for is not there.
-        OSError: the file cannot be written. Nothing has been measured then.
+        ValueError: the arguments do not fit together, or ask for missing things.
+        OSError: the file cannot be written. Then nothing has been measured.
     """
     if "RANK" in os.environ:
         raise ValueError("tune starts its ranks by itself: without torchrun")
@@ -145,11 +145,11 @@ def run(args: argparse.Namespace) -> int:
     return 1 if busy else 0
 
 
-# ---- what is measured ---------------------------------------------------------------------------
+# ---- measuring ----------------------------------------------------------------------------------
 
 
 def sizes_for(ranks: int, free_bytes: int) -> tuple[int, ...]:
-    """Bytes, from small to large: as many as fit into a part of the memory that is free."""
+    """Returns sizes in bytes, rising: as many as fit into a part of the free memory."""
     ratio = (LARGEST / SMALLEST) ** (1 / (SIZES - 1))
     # Whole elements for each of up to 16 ranks.
     sizes = [round(SMALLEST * ratio**i / 8) * 8 for i in range(SIZES)]
@@ -158,7 +158,7 @@ def sizes_for(ranks: int, free_bytes: int) -> tuple[int, ...]:
 
 
 def _measured(ranks: int, sizes: tuple[int, ...], end: float, limit_s: float) -> Trials | int:
-    """Returns what the ranks measured; or the exit status of the first that failed."""
+    """Returns the measurements; or the exit status of the first rank that failed."""
     with tempfile.TemporaryDirectory(prefix="ringkern-") as folder:
         file = Path(folder) / "trials.json"
         given = (sizes, end, file)
@@ -168,7 +168,7 @@ def _measured(ranks: int, sizes: tuple[int, ...], end: float, limit_s: float) ->
         return Trials.load(file.read_text())
 
 
-# ---- what is made of it -------------------------------------------------------------------------
+# ---- fitting and keeping ------------------------------------------------------------------------
 
 
 def fitted(
@@ -178,11 +178,11 @@ def fitted(
     command: str,
     gpu: on_cuda.Gpu | None = None,
 ) -> tuple[Measured, list[Fit]]:
-    """The cost of each way, and how far it is from what was measured.
+    """Returns the cost of each way, and its error against the measurements.
 
     Args:
-        caches: bytes of those of a CPU.
-        gpu: on which it was measured; ``None``: on a CPU.
+        caches: their bytes, for a CPU.
+        gpu: the GPU of the measurements; ``None``: a CPU.
     """
     device = "cuda" if gpu else "cpu"
     bounds = (gpu.l2_bytes // ranks,) if gpu else caches  # which all ranks share
@@ -208,7 +208,7 @@ def _keep(path: Path, machine: identity.Identity, measured: Measured, mode: int)
     with cache.alone_in(path.parent):
         try:
             before = cache.read(path, machine)
-        except (FileNotFoundError, tuning.TuningError):  # that is what is to be replaced
+        except (FileNotFoundError, tuning.TuningError):  # it is to be replaced
             before = Tuning(machine, ())
         cache.write(path, before.with_measured(measured), mode)
     tables.forget()
@@ -221,11 +221,11 @@ def _command(args: argparse.Namespace, seconds: float) -> str:
     return f"python -m ringkern tune{device} -n {ranks} --seconds {seconds:g}{sizes}"
 
 
-# ---- what is said -------------------------------------------------------------------------------
+# ---- reporting ----------------------------------------------------------------------------------
 
 
 def report(machine: identity.Identity, found: Found) -> str:
-    """Formats the result of one number of ranks, in lines."""
+    """Formats the result for one number of ranks, in lines."""
     measured = found.measured
     where = f" of one process on one {measured.gpu}" if measured.gpu else ""
     lines = [
@@ -253,7 +253,7 @@ def report(machine: identity.Identity, found: Found) -> str:
 
 
 def say(rows: tables.Rows) -> str:
-    """The rows of a list, in one line."""
+    """Formats the rows of a list, in one line."""
     words = []
     for end, algorithm, protocol in rows:
         way = f"{algorithm}/{protocol}"
@@ -262,7 +262,7 @@ def say(rows: tables.Rows) -> str:
 
 
 def overall(measured: Measured) -> tuple[float, float]:
-    """The median and the 95th percentile of the errors of all points of all ways."""
+    """Returns the median and the 95th percentile of the errors of all points of all ways."""
     found = sorted(
         abs(one.cost.time_us(way, collective, measured.ranks, size) / time_us - 1)
         for (collective, way), one in measured.ways.items()
@@ -272,9 +272,9 @@ def overall(measured: Measured) -> tuple[float, float]:
 
 
 def choice_within(measured: Measured, rows: tables.Rows, most: float) -> tuple[int, int]:
-    """At how many sizes the chosen way took at most so many times as long as the best; of how many.
+    """Counts the sizes at which the chosen way took at most ``most`` times as long as the best.
 
-    Returns the measured all-reduces by the ways that may be chosen.
+    Returns that count and the number of all sizes, over the ways that may be chosen.
     """
     times: dict[int, dict[Way, float]] = {}
     for way in ways_of("all_reduce", measured.device):

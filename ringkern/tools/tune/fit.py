@@ -1,7 +1,7 @@
 """Fits a :class:`ringkern.choose.cost.Cost` to measured times: the latency and the bandwidths.
 
-Best is the least sum of squares of relative errors, with nothing below zero: a way that is 10 % off
-at 8 bytes is as wrong as one that is at 256 MB.
+The best fit has the least sum of squares of relative errors, and no negative value: a way that is
+10 % off at 8 bytes is as wrong as one that is 10 % off at 256 MB.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ...choose.cost import ANY_SIZE, Cost, Tier, Way, hops, wire_bytes
 Points = Sequence[tuple[int, float]]
 
 MOST_TIERS = 8
-# Another tier must take this share of the sum of squares away, and at least an error of 1 % in each
-# point, or it would follow the noise.
+# Another tier must reduce the sum of squares by this share, and by at least an error of 1 % in each
+# point; otherwise it would follow the noise.
 _WORTH = 0.25
 _LEAST_ERROR = 0.01
-_FASTEST_GB_S = 1e5  # of a tier that costs nothing more
+_FASTEST_GB_S = 1e5  # for a tier that costs nothing more
 
 
 class Errors(NamedTuple):
-    """How far a cost is from what was measured, as a share of it."""
+    """The errors of a cost against the measurements, relative to them."""
 
     median: float
     p95: float
@@ -32,7 +32,7 @@ class Errors(NamedTuple):
 
 
 def check_installed() -> None:
-    """Checks that scipy is there, before anything is measured for nothing.
+    """Checks that scipy is installed, before anything is measured.
 
     Raises:
         ValueError: it is not.
@@ -51,14 +51,14 @@ def fit(
     bounds: Sequence[int] = (),
     device: str = "cpu",
 ) -> Cost:
-    """The cost of a way, from what it took.
+    """Returns the cost of a way, fitted to its times.
 
     Args:
         points: (bytes, microseconds), sizes as in :func:`ringkern.choose.cost.wire_bytes`.
         ranks: 2 or more.
-        base_us: what a call costs before anything moves; not more is taken than the quickest took.
-        bounds: sizes at which another bandwidth may be expected, as those of caches. More are
-            added where the points ask for it.
+        base_us: the cost of a call before anything moves; limited to the time of the fastest point.
+        bounds: sizes at which another bandwidth may be expected, such as those of caches. More are
+            added if the points require it.
         device: ``"cpu"`` or ``"cuda"``.
 
     Raises:
@@ -71,7 +71,7 @@ def fit(
     problem = _Problem(points, way, collective, ranks, base_us, device)
     inner = [bound for bound in sorted(set(bounds)) if sizes[0] < bound < sizes[-1]]
     knots = _without_idle(problem, tuple(inner[: MOST_TIERS - 1]))
-    # More than are needed, and then fewer: one alone may not help where two do.
+    # Adds more than are needed, and then removes some: one alone may not help where two do.
     while len(knots) < MOST_TIERS - 1:
         tried = [tuple(sorted({*knots, size})) for size in sizes[1:-1] if size not in knots]
         if not tried or problem.solve(knots)[0] < problem.noise:
@@ -83,7 +83,7 @@ def fit(
 
 
 def errors(cost: Cost, points: Points, way: Way, collective: str, ranks: int) -> Errors:
-    """How far the cost is from the points."""
+    """Returns the errors of the cost at the points."""
     found = sorted(
         abs(cost.time_us(way, collective, ranks, size) / time - 1) for size, time in points
     )
@@ -92,7 +92,7 @@ def errors(cost: Cost, points: Points, way: Way, collective: str, ranks: int) ->
 
 
 def _without_idle(problem: _Problem, knots: tuple[int, ...]) -> tuple[int, ...]:
-    """Without the bounds at which the bandwidth hardly changes."""
+    """Returns the bounds without those at which the bandwidth hardly changes."""
     while knots:
         loss = problem.solve(knots)[0]
         fewer = min(
@@ -113,19 +113,19 @@ def _tiers(knots: tuple[int, ...], slopes: list[float]) -> tuple[Tier, ...]:
 
 
 class _Problem:
-    """Points, and the costs that they leave open for given tiers: a hop, and a slope for each."""
+    """Points, and the costs to be found for given tiers: a hop, and a slope for each tier."""
 
     def __init__(
         self, points: Points, way: Way, collective: str, ranks: int, base_us: float, device: str
     ) -> None:
         self.points, self._base_us, self._device = points, base_us, device
         self._way, self._collective, self._ranks = way, collective, ranks
-        # A sum of squares that is not worth a tier.
+        # The sum of squares that does not justify a tier.
         self.noise = len(points) * _LEAST_ERROR**2
         self._solved: dict[tuple[int, ...], tuple[float, tuple[float, list[float]]]] = {}
 
     def solve(self, knots: tuple[int, ...]) -> tuple[float, tuple[float, list[float]]]:
-        """The sum of squares, and the (hop, slopes) that make it least."""
+        """Returns the sum of squares, and the (hop, slopes) that minimise it."""
         if knots not in self._solved:
             rows = [self._row(size, time, knots) for size, time in self.points]
             wanted = [1 - self._base_us / time for _, time in self.points]
@@ -143,8 +143,8 @@ class _Problem:
 
 
 def least_squares(rows: list[list[float]], wanted: list[float]) -> tuple[list[float], float]:
-    """Returns the x >= 0 for which ``rows`` times x is nearest to ``wanted``, and how far that is,
-    as a sum of squares.
+    """Returns the x >= 0 for which ``rows`` times x is nearest to ``wanted``, and the distance as a
+    sum of squares.
 
     Raises:
         ImportError: scipy is not installed.
@@ -153,11 +153,11 @@ def least_squares(rows: list[list[float]], wanted: list[float]) -> tuple[list[fl
     from scipy.optimize import nnls
 
     table = np.array(rows)
-    # Columns of length 1, because nnls takes one tolerance for all of them; those of length 0 take
-    # no part.
+    # Scales columns to length 1, because nnls takes one tolerance for all of them. Columns of
+    # length 0 take no part.
     length = np.linalg.norm(table, axis=0)
     scale = np.where(length > 0, length, np.inf)
-    # Rows of zeros, because nnls of scipy 1.15, the last for Python 3.10, may be wrong where all
+    # Adds rows of zeros, because nnls of scipy 1.15, the last for Python 3.10, may be wrong if all
     # rows are used up: https://github.com/scipy/scipy/issues/25389.
     zeros = np.zeros((len(scale), len(scale)))
     x, distance = nnls(np.vstack([table / scale, zeros]), np.append(wanted, zeros[0]))

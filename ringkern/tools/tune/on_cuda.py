@@ -2,7 +2,7 @@
 
 The method is that of ``bench/gpu/timing.py``: a graph of several calls on the same tensors is
 replayed between two events, and the ways take turns. The tensors hold tiny random numbers and are
-filled anew before each turn: each sum over k ranks makes them k times larger.
+refilled before each turn, because each sum over k ranks makes them k times larger.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ...choose.tuning import COLLECTIVES
 from ...local import Ring
 from .trials import LEAST_SIZES, MOST_PASSES, Cell, Progress, Trials, WorthIt, block
 
-DIRECT_MOST = 16 << 20  # bytes up to which the ways that take no ring are measured
+DIRECT_MOST = 16 << 20  # maximum bytes for measuring the ways without the ring
 LEAST_TURNS = 3
 SCALE = 2.0**-100
 MOST_BITS = 150  # by which numbers may grow, from SCALE up, in one graph
-HEAD_START = 200_000  # cycles, some 100 us: a graph is enqueued meanwhile
+HEAD_START = 200_000  # cycles, some 100 us: meanwhile a graph is enqueued
 _FLOAT = 4  # bytes
 _LIMIT = timedelta(seconds=20)  # of a call
 
@@ -41,10 +41,10 @@ class Gpu(NamedTuple):
 
 
 def current() -> Gpu:
-    """The current GPU.
+    """Returns the current GPU.
 
     Raises:
-        ValueError: there is none, or nothing to measure on it.
+        ValueError: there is none, or nothing can be measured on it.
     """
     if not _C.build_info()["cuda"]:
         raise ValueError("--device cuda: ringkern was built without CUDA kernels")
@@ -55,7 +55,7 @@ def current() -> Gpu:
 
 
 def measure(ranks: int, sizes: tuple[int, ...], end: float) -> Trials:
-    """Measures with so many ranks, until about ``end``, as time.monotonic() has it."""
+    """Measures with this many ranks, until about ``end``, in the time of time.monotonic()."""
     progress = Progress(sys.stderr, end - time.monotonic())
     with Ring([torch.cuda.current_device()] * ranks, timeout=_LIMIT) as ring:
         calls = Calls(ring, max(sizes))
@@ -67,7 +67,7 @@ def measure(ranks: int, sizes: tuple[int, ...], end: float) -> Trials:
 def contest(
     turn_of: Callable[[Cell], Turn], sizes: tuple[int, ...], end: float, progress: Progress
 ) -> Trials:
-    """Gives each way its turns at each size. A size has its share of the time that is left."""
+    """Gives each way its turns at each size. A size gets its share of the remaining time."""
     found, worth_it = Trials(), WorthIt("cuda")
     for number, size in enumerate(sizes):
         start = time.monotonic()
@@ -87,7 +87,7 @@ def contest(
             progress.show(f"{size} bytes")
             for cell, turn in turns:
                 found.turns.setdefault(cell, []).append(block(turn()))
-            turns.reverse()  # nobody is always the first
+            turns.reverse()  # no way is always the first
         worth_it.saw(
             {cell: statistics.median(b.median_us for b in found.turns[cell]) for cell in cells}
         )
@@ -108,7 +108,7 @@ class Calls:
             self._sources[0].sum().item()
 
     def turn_of(self, cell: Cell) -> Turn:
-        """Captures calls of a cell."""
+        """Captures calls of a cell; returns the function that times them."""
         ranks = self._ring.size
         call, count = self._call(cell)
 
@@ -120,13 +120,13 @@ class Calls:
         return _turn(call, min(wanted, MOST_BITS // (ranks - 1).bit_length()), refill)
 
     def launch_us(self) -> float:
-        """Times a kernel that does next to nothing."""
+        """Times a kernel that does almost nothing."""
         one = torch.ones(1, device=self._ring.devices[0])
         turn = _turn(one.neg_, 20, lambda: None)
         return statistics.median(turn() for _ in range(MOST_PASSES))
 
     def _call(self, cell: Cell) -> tuple[Callable[[], object], int]:
-        """A call, and how many elements of a rank it works on."""
+        """Returns a call, and the number of elements of a rank that it processes."""
         ring, ranks, (algorithm, protocol, _) = self._ring, self._ring.size, cell.way
         if cell.collective == "all_reduce":
             count = max(1, cell.size // _FLOAT)
@@ -158,7 +158,7 @@ def _turn(call: Callable[[], object], calls: int, refill: Callable[[], None]) ->
     def turn() -> float:
         refill()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # Or the time from `begin` on would be that of the host, which launches the graph.
+        # Otherwise, the time after `begin` would include the host's launch of the graph.
         torch.cuda._sleep(HEAD_START)
         begin.record()
         graph.replay()

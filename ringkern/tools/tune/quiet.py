@@ -1,4 +1,4 @@
-"""Finds out if other programs used the cores during a measurement."""
+"""Checks whether other programs used the cores during a measurement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-# Above these, figures say more about other programs than about rings.
+# Above these limits, the figures depend more on other programs than on rings.
 MOST_OTHERS = 0.10  # of the cores' time
 MOST_STEAL = 0.05
 MOST_SPREAD = 0.25
@@ -20,7 +20,7 @@ class Used(NamedTuple):
     """Processor time so far, in seconds: of the cores of this process, and of its children.
 
     Attributes:
-        all, busy, stolen: of the cores, in all, by programs, and by other virtual machines.
+        all, busy, stolen: of the cores: in all, by programs, and by other virtual machines.
         own: of this process and of its children that have ended.
     """
 
@@ -31,7 +31,7 @@ class Used(NamedTuple):
 
 
 def used(stat: Path = Path("/proc/stat")) -> Used:
-    """Reads what has been used so far; zeros where Linux does not say."""
+    """Reads the processor time so far; zeros if Linux does not report it."""
     cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     totals = [0] * _FIELDS
     try:
@@ -49,11 +49,11 @@ def used(stat: Path = Path("/proc/stat")) -> Used:
 
 
 def disturbances(before: Used, after: Used, turns_us: Iterable[list[float]]) -> list[str]:
-    """Lists in words what disturbed the measurement; empty: nothing that matters.
+    """Returns the disturbances of the measurement, in words; empty: none that matters.
 
     Args:
-        before, after: the measurement.
-        turns_us: the times of the turns of each thing that was measured.
+        before, after: the times before and after the measurement.
+        turns_us: the times of the turns of each measured cell.
     """
     whole = max(1e-9, after.all - before.all)
     others = (after.busy - before.busy - (after.own - before.own)) / whole
@@ -69,6 +69,6 @@ def disturbances(before: Used, after: Used, turns_us: Iterable[list[float]]) -> 
 
 
 def _spread(times: list[float]) -> float:
-    """From the first quartile to the third, over the median."""
+    """Returns the distance from the first quartile to the third, over the median."""
     quarter = len(times) // 4
     return (times[-1 - quarter] - times[quarter]) / statistics.median(times)

@@ -1,8 +1,8 @@
 """Measures every way of every collective over a range of sizes, for ``tune`` to fit costs to.
 
 The method is that of :mod:`ringkern.tools.turns`, in passes over everything: a disturbance of the
-machine, or a move of its cores to other places, meets every way and size alike. All-reduces are
-called from C++, their halves from Python.
+machine, or a move of its cores, affects all ways and sizes alike. All-reduces are called from C++,
+their halves from Python.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MOST_PASSES = 31
 LEAST_SIZES = 3  # for a fit
 TURNS = 3  # of a small size in a pass
 MEETING = 50  # calls that do not count, after the ranks have exchanged their times
-# A way that takes so many times as long as the best one, at two sizes in a row, is not measured at
-# larger ones. Not said of small sizes, which cost little time, and where a busy machine may make
-# any way slow.
+# A way that takes this many times as long as the best one, at two sizes in a row, is not measured
+# at larger sizes. The rule does not apply to small sizes, which cost little time, and at which a
+# busy machine may make any way slow.
 HOPELESS = 4.0
 CHEAP = 64 << 10  # bytes
 _FLOAT = 4  # bytes: everything is measured with float32
@@ -43,7 +43,7 @@ _LOOK_SHARE = 0.4  # of the time, for a first look at everything
 
 
 class Cell(NamedTuple):
-    """A row to be measured: a way of a collective, at a size as nccl-tests counts it."""
+    """A row to be measured: a way of a collective, at a size as in nccl-tests."""
 
     collective: str
     way: Way
@@ -55,15 +55,15 @@ class Trials:
     """The measurements.
 
     Attributes:
-        turns: of each cell, a block each, of which only the median is kept.
-        base_us: of each collective, what a call costs where there is nobody to talk to.
+        turns: for each cell its blocks, of which only the median is kept.
+        base_us: for each collective, the cost of a call in a ring of one.
     """
 
     turns: dict[Cell, list[Block]] = field(default_factory=dict)
     base_us: dict[str, float] = field(default_factory=dict)
 
     def points(self, collective: str, way: Way) -> list[tuple[int, float]]:
-        """(bytes, microseconds) of one way, rising."""
+        """Returns (bytes, microseconds) of one way, rising."""
         return sorted(
             (cell.size, Result.of(turns, "unknown", None).time_us)
             for cell, turns in self.turns.items()
@@ -71,7 +71,7 @@ class Trials:
         )
 
     def dump(self) -> str:
-        """JSON, for another process."""
+        """Returns JSON, for another process."""
         cells = [
             [c.collective, *c.way, c.size, [(turn.median_us, turn.preempted) for turn in turns]]
             for c, turns in self.turns.items()
@@ -80,7 +80,7 @@ class Trials:
 
     @classmethod
     def load(cls, text: str) -> Trials:
-        """Reads the text that ``dump`` wrote."""
+        """Reads the text of :meth:`dump`."""
         content = json.loads(text)
         cells = {
             Cell(c, Way(*way), size): [block(*turn) for turn in turns]
@@ -90,14 +90,14 @@ class Trials:
 
 
 def block(median_us: float, preempted: int = 0) -> Block:
-    """A turn of which only the median was kept."""
+    """Returns a turn of which only the median was kept."""
     return Block(array("d", [median_us]), preempted)
 
 
 def measure(sizes: tuple[int, ...], end: float, file: Path) -> int:
-    """Measures, on all ranks of the default group; rank 0 writes what ``Trials.load`` reads.
+    """Measures, on all ranks of the default group; rank 0 writes the text for :meth:`Trials.load`.
 
-    ``end``: when to be through, as time.monotonic() has it.
+    ``end``: the end of the measurement, in the time of time.monotonic().
     """
     start = time.monotonic()
     with Communicator() as communicator:
@@ -115,7 +115,7 @@ def measure(sizes: tuple[int, ...], end: float, file: Path) -> int:
 
 
 class WorthIt:
-    """The ways that are worth measuring, from small sizes to large ones: none that is hopeless."""
+    """The ways that are worth measuring, from small sizes to large ones, without hopeless ones."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -131,7 +131,7 @@ class WorthIt:
         ]
 
     def saw(self, times_us: dict[Cell, float]) -> None:
-        """Takes note of the times at one size."""
+        """Notes the times at one size."""
         for cell, time_us in times_us.items():
             best = min(t for c, t in times_us.items() if c.collective == cell.collective)
             key = cell.collective, cell.way
@@ -144,11 +144,11 @@ class _Calls:
 
     def __init__(self, communicator: Communicator, most: int) -> None:
         self.communicator = communicator
-        # Zeros stay zeros, however often they are added; and their pages are really there.
+        # Zeros stay zeros, however often they are added; and writing them takes the pages.
         self._memory = torch.empty(-(-most // _FLOAT)).zero_()
 
     def times_us(self, cell: Cell, calls: int) -> list[float]:
-        """Times each of so many calls in a row, on this rank."""
+        """Times each of this many calls in a row, on this rank."""
         rank, ranks = self.communicator.rank, self.communicator.size
         if cell.collective == "all_reduce":
             tensor = self._memory[: max(1, cell.size // _FLOAT)]
@@ -168,7 +168,7 @@ class _Calls:
 
 
 class _Work:
-    """The cells that are measured, and how often each is called in a row: the same on all ranks."""
+    """The measured cells, and the number of calls in a row of each: the same on all ranks."""
 
     def __init__(self, calls: _Calls, progress: Progress) -> None:
         self._calls, self._progress = calls, progress
@@ -176,16 +176,16 @@ class _Work:
         self.trials = Trials()
 
     def look(self, sizes: tuple[int, ...], end: float) -> None:
-        """Measures each cell roughly, from small sizes to large ones, and leaves hopeless ones.
+        """Measures each cell roughly, from small sizes to large ones, and drops hopeless ways.
 
-        Sizes for which there is no time until ``end`` are left out, but for the first few.
+        Sizes for which there is no time until ``end`` are left out, except the first few.
         """
         worth_it = WorthIt("cpu")
         for size in sizes:
             start = time.monotonic()
             cells = worth_it.cells(size)
             calls = 40 if size <= CHEAP else 4
-            # The least, as one bad moment must not make a way hopeless.
+            # Takes the least time, because one bad moment must not make a way hopeless.
             *found, is_late = _slowest(
                 [
                     *(min(self._calls.times_us(cell, calls)[1:]) for cell in cells),
@@ -203,8 +203,8 @@ class _Work:
                 break
 
     def repeat(self, deadline: float) -> None:
-        """Measures everything over and over while there is time for it, at least once."""
-        # Large sizes take nearly all of the time; small ones have several turns meanwhile.
+        """Measures everything repeatedly while there is time for it, at least once."""
+        # Large sizes take nearly all of the time; meanwhile small ones have several turns.
         small = [cell for cell, calls in self._in_a_row.items() if calls > 1]
         large = [cell for cell, calls in self._in_a_row.items() if calls == 1]
         parts = [large[i::TURNS] for i in range(TURNS)]
@@ -214,7 +214,7 @@ class _Work:
             self._calls.times_us(cells[0], MEETING)
             turns = [self._turn(cell, f"pass {number}") for cell in cells]
             late = time.monotonic() + (time.monotonic() - start) > deadline
-            # Any rank's clock ends it for all.
+            # The clock of any rank ends it for all.
             *found, is_late = _slowest([*itertools.chain(*turns), float(late)])
             slowest = iter(found)
             for cell, turn in zip(cells, turns):
@@ -222,12 +222,12 @@ class _Work:
                 self.trials.turns[cell].append(block(statistics.median(samples), int(preempted)))
             if is_late:
                 break
-            small.reverse()  # nobody is always the first
+            small.reverse()  # no way is always the first
             parts = [part[::-1] for part in parts]
         self._progress.end(f"{number} passes over {len(self._in_a_row)} ways and sizes")
 
     def _turn(self, cell: Cell, doing: str) -> list[float]:
-        """The microseconds of each call on this rank, and then how often it lost its core."""
+        """Returns the microseconds of each call on this rank, and how often it lost its core."""
         self._progress.show(doing)
         calls = self._in_a_row[cell]
         warmup, before = _warmup(calls), preemptions()
@@ -248,7 +248,7 @@ def _slowest(numbers: list[float]) -> list[float]:
 
 
 class Progress:
-    """How far it is: a bar on a terminal, elsewhere a line every tenth of the time."""
+    """Shows the progress: a bar on a terminal, elsewhere a line every tenth of the time."""
 
     def __init__(self, stream: object, seconds: float) -> None:
         self._stream, self._seconds = stream, seconds
@@ -258,7 +258,7 @@ class Progress:
         self._clear = "\r\x1b[K" if self._bar else ""
 
     def show(self, doing: str) -> None:
-        """Called as often as one likes."""
+        """Shows what is being done; may be called as often as needed."""
         now = time.monotonic()
         share = min(1.0, (now - self._start) / self._seconds)
         if self._bar and now - self._shown > 0.1:
@@ -270,12 +270,12 @@ class Progress:
             self._write(f"tune: {share:.0%}, {doing}\n")
 
     def say(self, text: str) -> None:
-        """Prints a line of its own."""
+        """Prints a separate line."""
         if self._stream:
             self._write(f"{self._clear}tune: {text}\n")
 
     def end(self, done: str) -> None:
-        """The last line."""
+        """Prints the last line."""
         self.say(f"{done} in {time.monotonic() - self._start:.1f} s")
 
     def _write(self, text: str) -> None:
