@@ -25,7 +25,7 @@ if(RK_ONE_UNIT)
 else()
   set_target_properties(ringkern_torch PROPERTIES UNITY_BUILD_MODE GROUP)
   foreach(_unit IN LISTS _units)
-    if(_unit MATCHES "/p2p/torch_(p2p|devices)\\.|/torch/(choice|checks|collectives|devices)\\."
+    if(_unit MATCHES "/p2p/torch_(p2p|cuda)\\.|/torch/(choice|checks|collectives|devices)\\."
        OR _unit MATCHES "/torch/(tensors|work)\\.")
       set(_group calls)
     elseif(_unit MATCHES "/csrc/hosts/")

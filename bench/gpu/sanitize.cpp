@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "cuda/device.h"
-#include "cuda/engine.h"
+#include "cuda/executor.h"
 #include "cuda/local.h"
 #include "reduce/ops.h"
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 #include "comm/process.h"
 
 namespace ringkern {

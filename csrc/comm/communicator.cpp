@@ -167,7 +167,7 @@ uint64_t Communicator::execute(const Device& device, Task task,
   } catch (const std::exception&) {
     poison(fault_of(std::current_exception(), names_.number(rank_)));
     // It was aborted while it was connecting.
-    if (const auto given = trouble(); given && given->given) throw_fault(*given);
+    if (const auto given = trouble(); given && given->from_outside) throw_fault(*given);
     throw;
   }
   last_device_ = &device;
@@ -186,7 +186,7 @@ uint64_t Communicator::run_on(Ring& ring, Task& task, const std::function<void()
     if (failure) poison(*failure);
     check_healthy();
   }
-  choose(task, ring.ways);
+  resolve_auto(task, ring.ways);
   task.words = words_of(task);
   const uint64_t history = control.history();
   task.seq = control.begin(task.words, task.part_of);
@@ -240,7 +240,8 @@ void Communicator::fail(Ring& ring, const Fault* mine, const Error& here) {
   if (ring.enqueued) ring.enqueued->fail(*found);
   Fault first = *found;
   if (first.seq == 0) first.seq = here.facts.seq;
-  const bool own = mine != nullptr && found->reporter == names_.number(rank_) && !found->given;
+  const bool own =
+      mine != nullptr && found->reporter == names_.number(rank_) && !found->from_outside;
   throw_fault(first, here.facts.phase, own ? "" : here.what());
 }
 
@@ -282,7 +283,7 @@ void Communicator::abort(const std::string& reason) {
 
 void Communicator::give_up(const Fault& why) {
   Fault given = why;
-  given.given = 1;
+  given.from_outside = 1;
   end_all(std::move(given));
 }
 
@@ -330,13 +331,13 @@ int take_page(Offer& offer) {
 }
 
 // Rank 0's decision for all ranks: the table of ways, and the ring orders.
-struct Word {
+struct Rank0Settings {
   WayTable ways;
   RingOrders orders;
 };
 
-Word word_in(const std::string& bytes, int rank, int ranks, const RankNames& names) {
-  const auto word = from_bytes<Word>(bytes);
+Rank0Settings settings_in(const std::string& bytes, int rank, int ranks, const RankNames& names) {
+  const auto word = from_bytes<Rank0Settings>(bytes);
   if (!word || !word->ways.valid() || !word->orders.valid(ranks))
     throw RendezvousError(names.text(0) + " sent a table of algorithms or ring orders that " +
                           names.text(rank) +
@@ -344,8 +345,8 @@ Word word_in(const std::string& bytes, int rank, int ranks, const RankNames& nam
   return *word;
 }
 
-std::string word_of(const Device& device, const std::vector<std::string>& buses) {
-  return to_bytes(Word{device.ways, device.orders ? device.orders(buses) : RingOrders{}});
+std::string settings_of(const Device& device, const std::vector<std::string>& buses) {
+  return to_bytes(Rank0Settings{device.ways, device.orders ? device.orders(buses) : RingOrders{}});
 }
 
 Fitting fitting_of(Device& device, const RankNames& names) {
@@ -521,7 +522,7 @@ Communicator::Ring Communicator::connect(Device& device) {
     ring.watch = std::make_unique<Watch>(std::move(watched));
   };
   const auto map = [&](const std::vector<Offer>& offers, const std::string& word) {
-    const Word of_rank_0 = word_in(word, rank_, ranks_, names_);
+    const Rank0Settings of_rank_0 = settings_in(word, rank_, ranks_, names_);
     ring.ways = of_rank_0.ways;
     segments.orders = of_rank_0.orders;
     segments.all.resize(offers.size(), segments.mine);
@@ -554,7 +555,7 @@ Communicator::Ring Communicator::connect(Device& device) {
     if (const auto gone = roster.find_gone(*store_)) throw Lost(text_of(*gone), facts_of(*gone));
   });
   key = unique_prefix(store, name_ + "/" + device.terms.device, place);
-  const auto word = [&](const auto& buses) { return word_of(device, buses); };
+  const auto word = [&](const auto& buses) { return settings_of(device, buses); };
   const auto probe = [&](const Id& session, const Look& look) {
     settle(place, *ring.transport, *ring.control, look, segments);
     note_lacks(device, segments, *ring.transport, *store_, key);

@@ -13,7 +13,7 @@
 
 #include "comm/agreement.h"
 #include "comm/enqueued.h"
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 #include "comm/rendezvous.h"
 #include "comm/watch.h"
 #include "comm/worker.h"

@@ -87,25 +87,26 @@ const CallLine* Control::calls_of(int peer) const {
   return pages_[size_t(peer)] == nullptr ? nullptr : pages_[size_t(peer)]->calls;
 }
 
-std::optional<Call> Control::call(int of, uint64_t seq) const {
+std::optional<CallRecord> Control::call(int of, uint64_t seq) const {
   const CallLine& line = pages_[size_t(of)]->calls[seq % kCallLines];
   if (load(line.seq, std::memory_order_acquire) != seq || seq == 0) return {};
-  Call call{seq,
-            {load(line.what), load(line.count)},
-            load(line.started),
-            load(line.ended),
-            load(line.history),
-            {load(line.whole_what), load(line.whole_count)}};
+  CallRecord call{seq,
+                  {load(line.what), load(line.count)},
+                  load(line.started),
+                  load(line.ended),
+                  load(line.history),
+                  {load(line.whole_what), load(line.whole_count)}};
   std::atomic_thread_fence(std::memory_order_acquire);
   if (load(line.seq) != seq) return {};
   return call;
 }
 
-std::vector<Call> Control::last_calls(int of, size_t most) const {
-  std::vector<Call> calls;
+std::vector<CallRecord> Control::last_calls(int of, size_t most) const {
+  std::vector<CallRecord> calls;
   for (const CallLine& line : pages_[size_t(of)]->calls)
     if (const auto found = call(of, load(line.seq))) calls.push_back(*found);
-  std::sort(calls.begin(), calls.end(), [](const Call& a, const Call& b) { return a.seq < b.seq; });
+  std::sort(calls.begin(), calls.end(),
+            [](const CallRecord& a, const CallRecord& b) { return a.seq < b.seq; });
   if (calls.size() > most) calls.erase(calls.begin(), calls.end() - ptrdiff_t(most));
   return calls;
 }
@@ -125,8 +126,8 @@ void Control::end_through(uint64_t seq, int64_t now) {
   }
 }
 
-std::optional<Call> Control::open_call(int of) const {
-  for (const Call& call : last_calls(of))
+std::optional<CallRecord> Control::open_call(int of) const {
+  for (const CallRecord& call : last_calls(of))
     if (call.ended == 0) return call;
   return {};
 }

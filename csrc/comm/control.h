@@ -21,14 +21,16 @@
 namespace ringkern {
 
 // A call of a rank, as read from its page.
-struct Call {
+struct CallRecord {
   uint64_t seq = 0;
   CallWords words;
   int64_t started = 0, ended = 0;  // as in CallLine
   uint64_t history = 0;
   CallWords part_of{};  // as in Task
 
-  bool alike(const Call& other) const { return words == other.words && history == other.history; }
+  bool alike(const CallRecord& other) const {
+    return words == other.words && history == other.history;
+  }
 };
 
 // Returns CLOCK_MONOTONIC in ns, up to some milliseconds old. Five times as fast as the exact
@@ -103,11 +105,11 @@ class Control {
   // The functions below may be called from any thread.
   uint64_t last_seq() const { return seq_.load(std::memory_order_acquire); }
   // Returns the call `seq`, unless kCallLines calls have followed it.
-  std::optional<Call> call(int rank, uint64_t seq) const;
+  std::optional<CallRecord> call(int rank, uint64_t seq) const;
   // Returns the first call on a rank's page that has not ended.
-  std::optional<Call> open_call(int rank) const;
+  std::optional<CallRecord> open_call(int rank) const;
   // Returns the last calls, the oldest first. May lack a call that is being written.
-  std::vector<Call> last_calls(int rank, size_t most = kCallLines) const;
+  std::vector<CallRecord> last_calls(int rank, size_t most = kCallLines) const;
 
   // Records that this rank is alive and updates its clock; called periodically.
   void beat();

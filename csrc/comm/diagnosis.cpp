@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kSilence = 2'000'000'000;  // ns without a beat, after which a process is stopped
 
-CallSeen seen(const Control& control, const Call& call, bool whole = false) {
+CallSeen seen(const Control& control, const CallRecord& call, bool whole = false) {
   CallSeen shown;
   shown.is_there = 1;
   shown.seq = whole ? 0 : call.seq;
@@ -28,15 +28,15 @@ Fault found(const Control& control, Event event, int rank, uint64_t seq) {
 }
 
 // Returns the calls of number `seq`, by rank.
-std::map<int, Call> made(const Control& control, uint64_t seq) {
-  std::map<int, Call> calls;
+std::map<int, CallRecord> made(const Control& control, uint64_t seq) {
+  std::map<int, CallRecord> calls;
   for (int r = 0; r < control.ranks; ++r)
     if (const auto call = control.call(r, seq)) calls.emplace(r, *call);
   return calls;
 }
 
 std::optional<Fault> mismatch_in(const Control& control, uint64_t seq) {
-  const std::map<int, Call> calls = made(control, seq);
+  const std::map<int, CallRecord> calls = made(control, seq);
   // The most frequent call is right; of equals, that of the lowest rank.
   int right = -1;
   long most = 0;
@@ -47,7 +47,7 @@ std::optional<Fault> mismatch_in(const Control& control, uint64_t seq) {
     if (alike > most) most = alike, right = rank;
   }
   for (const auto& [wrong, call] : calls) {
-    const Call& usual = calls.at(right);
+    const CallRecord& usual = calls.at(right);
     if (call.alike(usual)) continue;
     Fault f = found(control, Event::mismatch, wrong, seq);
     f.mine = seen(control, right);            // this rank, or the first with the right call
@@ -70,7 +70,7 @@ RankSeen seen(const Control& control, int rank) {
   shown.silent_ns = coarse_now() - control.last_beat_of(rank);
   shown.calls = control.departed_after(rank).value_or(0);
   size_t i = 0;
-  for (const Call& call : control.last_calls(rank, RankSeen::kCalls))
+  for (const CallRecord& call : control.last_calls(rank, RankSeen::kCalls))
     shown.last[i++] = seen(control, call);
   return shown;
 }
@@ -145,7 +145,7 @@ Fault failed_call(const Control& control, uint64_t seq, const std::string& what)
   return f;
 }
 
-Fault late_in(const Control& control, const Call& call, int late, Milliseconds waited,
+Fault late_in(const Control& control, const CallRecord& call, int late, Milliseconds waited,
               Milliseconds timeout) {
   Fault f = found(control, Event::late, late, call.seq);
   f.mine.call = seen(control, call);

@@ -23,7 +23,7 @@ Fault timed_out(const Control& control, Fault wait);
 Fault failed_call(const Control& control, uint64_t seq, const std::string& what);
 
 // A call of this rank that has waited for another.
-Fault late_in(const Control& control, const Call& call, int late, Milliseconds waited,
+Fault late_in(const Control& control, const CallRecord& call, int late, Milliseconds waited,
               Milliseconds timeout);
 
 // Returns the rank that others wait for in this call, if it is known: the one farthest behind, of

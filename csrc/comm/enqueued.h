@@ -6,7 +6,7 @@
 #include <mutex>
 #include <optional>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 
 namespace ringkern {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <type_traits>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 
 namespace ringkern {
 

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <utility>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 
 namespace ringkern {
 namespace {

@@ -5,7 +5,7 @@
 #include <map>
 #include <mutex>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 
 namespace ringkern {
 

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 
 namespace ringkern {
 

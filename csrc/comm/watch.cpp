@@ -70,7 +70,7 @@ RingRecord record_of(const Watched& ring) {
   for (int rank = 0; rank < r.ranks; ++rank)
     if (const auto calls = ring.control->last_calls(rank); !calls.empty())
       from = std::max(from, calls.front().seq);
-  std::erase_if(r.calls, [&](const Call& call) { return call.seq < from; });
+  std::erase_if(r.calls, [&](const CallRecord& call) { return call.seq < from; });
   return r;
 }
 

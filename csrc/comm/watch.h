@@ -48,8 +48,9 @@ struct RingRecord {
   int rank = 0, ranks = 1;
   int64_t timeout_ms = 0;
   std::optional<Fault> failure{};  // why it is unusable
-  std::vector<Call> calls;  // of this rank, the oldest first, from the first that all ranks show
-  std::string key;          // unique, the same on all ranks; empty for a ring of one rank
+  std::vector<CallRecord>
+      calls;        // of this rank, the oldest first, from the first that all ranks show
+  std::string key;  // unique, the same on all ranks; empty for a ring of one rank
 };
 // Returns the records of this process's rings, and of the last ones that have failed.
 std::vector<RingRecord> recorded_calls();

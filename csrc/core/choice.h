@@ -78,9 +78,9 @@ struct WayTable {
     return row->way;
   }
 
-  // Uses the tensors themselves (two_shot over Simple) for all-reduces that do not go by one_shot,
-  // and for those that ask for two_shot, from a size on. The size is a guess for GPUs; none was
-  // measured.
+  // Uses two_shot over Simple, which works on the tensors themselves, from the size on at which a
+  // list leaves one_shot. A call that requests two_shot uses it from 64 KiB on, which is a guess: it
+  // was not measured on GPUs.
   constexpr void take_tensors() {
     constexpr Way kTensors{Algorithm::two_shot, Protocol::simple};
     for (const Choice list : {Choice::automatic, Choice::in_rank_order}) {

@@ -1,6 +1,6 @@
 // Computes the sizes and offsets of a collective before it starts: FIFOs in a segment (Geometry)
-// and chunks in a tensor (Plan). No other code computes them. Pure functions for host and device,
-// with 64-bit offsets.
+// and chunks in a tensor (Plan). core/direct.h has those of an all-reduce without a ring. Pure
+// functions for host and device, with 64-bit offsets.
 #pragma once
 
 #include "core/orders.h"

@@ -26,8 +26,8 @@ void Ends::advance(Verb verb, bool publish_tail) {
     if (publish_tail) store_release(next_tail, mine.sent.value);
   }
   publish_barrier();
-  if (sends(verb)) ring_if_asleep(next_bell);
-  if (receives(verb)) ring_if_asleep(prev_bell);
+  if (sends(verb)) notify_if_asleep(next_bell);
+  if (receives(verb)) notify_if_asleep(prev_bell);
 }
 
 bool SameCall::look() {

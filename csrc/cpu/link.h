@@ -2,7 +2,7 @@
 // memory, and the arithmetic between them.
 #pragma once
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 #include "core/schedule.h"
 #include "cpu/mesh.h"
 #include "cpu/simd.h"

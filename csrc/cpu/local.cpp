@@ -44,12 +44,12 @@ LocalRing::LocalRing(int ranks, Milliseconds timeout, const RingOrders& orders) 
       segments.next = segments.all[size_t(next)];
       segments.prev = segments.all[size_t(prev)];
     }
-    engines_.push_back(std::make_unique<Engine>(segments, geometry, r, ranks, timeout));
+    executors_.push_back(std::make_unique<CpuExecutor>(segments, geometry, r, ranks, timeout));
   }
   errors_.resize(size_t(ranks));
   threads_.reserve(size_t(ranks));
   try {
-    for (size_t r = 1; r < engines_.size(); ++r) threads_.emplace_back([this, r] { work(r); });
+    for (size_t r = 1; r < executors_.size(); ++r) threads_.emplace_back([this, r] { work(r); });
   } catch (const std::system_error& error) {
     stop();
     throw Error("a local ring of " + std::to_string(ranks) + " ranks needs " +
@@ -78,16 +78,16 @@ void LocalRing::work(size_t rank) {
 
 void LocalRing::run_rank(size_t rank) {
   try {
-    engines_[rank]->run(tasks_[rank]);
+    executors_[rank]->run(tasks_[rank]);
   } catch (...) {
     errors_[rank] = std::current_exception();
-    engines_[rank]->abort();  // the others must not wait for this rank
+    executors_[rank]->abort();  // the others must not wait for this rank
   }
 }
 
 void LocalRing::run(std::span<const Task> tasks) {
-  if (tasks.size() != engines_.size())
-    throw UsageError("a ring of " + std::to_string(engines_.size()) +
+  if (tasks.size() != executors_.size())
+    throw UsageError("a ring of " + std::to_string(executors_.size()) +
                      " ranks needs one task for each rank, not " + std::to_string(tasks.size()));
   tasks_ = tasks;
   errors_.assign(errors_.size(), nullptr);
@@ -101,7 +101,7 @@ void LocalRing::run(std::span<const Task> tasks) {
 }
 
 void LocalRing::abort() {
-  for (const auto& engine : engines_) engine->abort();
+  for (const auto& executor : executors_) executor->abort();
 }
 
 }  // namespace ringkern::cpu

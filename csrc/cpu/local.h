@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "cpu/engine.h"
+#include "cpu/executor.h"
 #include "cpu/shm.h"
 
 namespace ringkern::cpu {
@@ -28,7 +28,7 @@ class LocalRing {
   // Callable from any thread, also during `run`. The ring is unusable afterwards.
   void abort();
   bool drain(Milliseconds) { return true; }
-  int ranks() const { return int(engines_.size()); }
+  int ranks() const { return int(executors_.size()); }
 
  private:
   void work(size_t rank);
@@ -36,7 +36,7 @@ class LocalRing {
   void stop();
 
   std::vector<std::unique_ptr<LocalTransport>> transports_;
-  std::vector<std::unique_ptr<Engine>> engines_;
+  std::vector<std::unique_ptr<CpuExecutor>> executors_;
   std::vector<std::exception_ptr> errors_;  // of this round, one a rank
   std::span<const Task> tasks_;
   // A round is a call of `run`: it begins when the number changes, and ends when no thread works.

@@ -17,7 +17,7 @@
 #include <memory>
 #include <vector>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 #include "core/direct.h"
 #include "cpu/arena.h"
 #include "cpu/simd.h"

@@ -33,7 +33,7 @@ struct MeshCall {
   void wake_all() const {
     publish_barrier();
     for (int p = 0; p < ranks; ++p)
-      if (p != rank) ring_if_asleep(*peers[size_t(p)].bell);
+      if (p != rank) notify_if_asleep(*peers[size_t(p)].bell);
   }
 
   // `seen`: holds the step that was last seen, for the report.

@@ -49,14 +49,14 @@ std::atomic_ref<uint32_t> atomic(uint32_t& word) { return std::atomic_ref<uint32
 
 }  // namespace
 
-void ring(Bell& bell) {
+void notify(Bell& bell) {
   atomic(bell.rung).fetch_add(1, std::memory_order_release);
   futex_wake(bell.rung);
 }
 
 void abort_waits(Bell& bell) {
   atomic(bell.aborted).store(1, std::memory_order_release);
-  ring(bell);
+  notify(bell);
 }
 
 void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {

@@ -19,7 +19,7 @@
 namespace ringkern::cpu {
 
 struct alignas(kCacheLine) Bell {
-  uint32_t rung;     // the futex: changes with each ring
+  uint32_t rung;     // the futex: changes with each notify()
   uint32_t asleep;   // the owner sleeps, or is about to
   uint32_t aborted;  // the ring is dead; written by the owner or by a neighbour
 };
@@ -31,7 +31,7 @@ inline void store_release(uint64_t& word, uint64_t value) {
   std::atomic_ref<uint64_t>(word).store(value, std::memory_order_release);
 }
 
-void ring(Bell& bell);
+void notify(Bell& bell);
 inline bool asleep(const Bell& bell) {
   return std::atomic_ref(const_cast<uint32_t&>(bell.asleep)).load(std::memory_order_relaxed) != 0;
 }
@@ -45,12 +45,12 @@ inline bool aborted(const Bell& bell) {
 // may go to sleep on the old value while this rank believes it awake.
 inline void publish_barrier() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 // Wakes the owner if it sleeps. After a barrier, and that after all that the owner may wait for.
-inline void ring_if_asleep(Bell& bell) {
-  if (asleep(bell)) ring(bell);
+inline void notify_if_asleep(Bell& bell) {
+  if (asleep(bell)) notify(bell);
 }
 inline void wake(Bell& bell) {
   publish_barrier();
-  ring_if_asleep(bell);
+  notify_if_asleep(bell);
 }
 
 // The wait of a process's own threads between their calls: without a deadline, and unlike

@@ -8,7 +8,7 @@
 #include <span>
 #include <string>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 
 namespace ringkern::cuda {
 

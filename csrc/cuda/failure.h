@@ -1,7 +1,7 @@
 // A wait that failed on the device, as its rank has reported it.
 #pragma once
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 
 namespace ringkern::cuda {
 

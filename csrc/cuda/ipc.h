@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "comm/interfaces.h"
 #include "comm/memory_file.h"
-#include "comm/ports.h"
 #include "cuda/device.h"
 #include "cuda/device_memory.h"
 #include "cuda/prober.h"

@@ -8,7 +8,7 @@
 
 #include <mutex>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 
 namespace ringkern::cuda {
 

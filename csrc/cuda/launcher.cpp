@@ -41,7 +41,7 @@ void Launcher::check_geometry() const {
   bool ok = g.valid() && g.slot_bytes[int(Protocol::ll128)] % unit == 0;
   for (const int64_t bytes : g.slot_bytes) ok = ok && bytes <= 1 << 29;  // offsets in it are ints
   if (!ok)
-    throw UsageError("the CUDA engine takes 1 to " + std::to_string(kMaxChannels) +
+    throw UsageError("CUDA takes 1 to " + std::to_string(kMaxChannels) +
                      " channels, at least two slots of at most 512 MiB, and LL128 slots of whole " +
                      std::to_string(unit) + " bytes");
 }

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 #include "cuda/launch.h"
 #include "cuda/launch_order.h"
 #include "cuda/messages.h"

@@ -6,7 +6,7 @@
 #include <mutex>
 
 #include "cuda/device.h"
-#include "cuda/engine.h"
+#include "cuda/executor.h"
 #include "cuda/prober.h"
 #include "cuda/residency.h"
 

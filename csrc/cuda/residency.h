@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 
 namespace ringkern::cuda {
 

@@ -4,7 +4,7 @@
 
 #include <span>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 #include "cuda/launch.h"
 
 namespace ringkern::cuda {

@@ -36,7 +36,8 @@ struct RankNames {
   // Returns the call with its root, if it has one, in the group's numbers.
   CallWords words(CallWords call) const {
     const CallFields f = fields_of(call.what);
-    if (has_root(Collective(f.collective)) && f.spans_hosts == 0) call.what = with_root(call.what, number(int(f.root)));
+    if (has_root(Collective(f.collective)) && f.spans_hosts == 0)
+      call.what = with_root(call.what, number(int(f.root)));
     return call;
   }
 };
@@ -142,7 +143,7 @@ struct Fault {
   uint32_t size = sizeof(Fault);  // differs in another version
   Cause cause = Cause::none;
   Event event = Event::none;
-  uint32_t given = 0;  // to this ring from outside (Communicator::give_up)
+  uint32_t from_outside = 0;  // 1: its reason comes from outside this ring (Communicator::give_up)
   int32_t reporter = -1;
   int32_t rank = -1;  // the rank at fault, or the awaited rank; -1: none
   uint64_t seq = 0;   // of the call, from 1; 0: none

@@ -231,7 +231,7 @@ Milliseconds StoreChannel::Worker::pause(bool threw) {
 }
 
 void StoreChannel::Worker::take(Fault first) {
-  first.given = 1;
+  first.from_outside = 1;
   heard_ = std::move(first);
   has_heard_.store(true, std::memory_order_release);
   mine_.reset();
@@ -357,8 +357,7 @@ StoreChannel::StoreChannel(std::function<std::shared_ptr<Store>()> connect, std:
 
 StoreChannel::~StoreChannel() {
   if (int(::getpid()) == born_in_) worker_->leave();
-  else
-    (void)new std::shared_ptr<Worker>(std::move(worker_));  // thread and lock are the parent's
+  else (void)new std::shared_ptr<Worker>(std::move(worker_));  // thread and lock are the parent's
 }
 
 void StoreChannel::watch(const CallAt& call) { worker_->watch(call); }

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 #include "fault/fault.h"
 #include "hosts/hosts.h"
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "comm/agreement.h"
+#include "comm/diagnosis.h"
 #include "comm/event_queue.h"
 #include "fault/render.h"
 #include "hosts/torch_hierarchy.h"
@@ -62,12 +63,13 @@ std::string HostsCommunicator::prefix_in(const c10::intrusive_ptr<c10d::Store>& 
 
 // ---- Making engines
 
-Engine& HostsCommunicator::flat(c10::Device device) {
-  return interruptible(&callers_, aborter(),
-                       [&]() -> std::reference_wrapper<Engine> { return flat_engine(device); });
+InterHostEngine& HostsCommunicator::flat(c10::Device device) {
+  return interruptible(&callers_, aborter(), [&]() -> std::reference_wrapper<InterHostEngine> {
+    return flat_engine(device);
+  });
 }
 
-Engine& HostsCommunicator::flat_engine(c10::Device device) {
+InterHostEngine& HostsCommunicator::flat_engine(c10::Device device) {
   const auto turn = lock_and_look_out(turn_);
   now_ = {device, timeout_, {}};
   const StoreChannel::Listening listening(channel_, now_.call);
@@ -78,8 +80,8 @@ Engine& HostsCommunicator::flat_engine(c10::Device device) {
   }
 }
 
-Engine& HostsCommunicator::engine(c10::Device device, bool over_all) {
-  std::unique_ptr<Engine>& found = engines_[{device.type(), over_all}];
+InterHostEngine& HostsCommunicator::engine(c10::Device device, bool over_all) {
+  std::unique_ptr<InterHostEngine>& found = engines_[{device.type(), over_all}];
   if (found) return *found;
   std::vector<int> ranks;
   for (int h = 0; h < hosts_.count() && !over_all; ++h)
@@ -94,8 +96,8 @@ Engine& HostsCommunicator::engine(c10::Device device, bool over_all) {
   return *found;
 }
 
-std::unique_ptr<Engine> HostsCommunicator::make_engine_over(const std::vector<int>& ranks,
-                                                            c10::Device device) {
+std::unique_ptr<InterHostEngine> HostsCommunicator::make_engine_over(const std::vector<int>& ranks,
+                                                                     c10::Device device) {
   // A rank may still give up or end before it has published its address in the store.
   const auto look = [this, look_for_gone = look_for_gone(ranks)] {
     const WithoutGil no_gil;
@@ -110,15 +112,15 @@ std::unique_ptr<Engine> HostsCommunicator::make_engine_over(const std::vector<in
       return c10::make_intrusive<WatchedStore>(prefix, std::move(store), watch);
     };
     const auto make = [&] {
-      return py::cast<Engine::BackendPtr>((*make_engine_)(c10::DeviceTypeName(device.type(), true),
-                                                          ranks, py::cpp_function(watched)));
+      return py::cast<InterHostEngine::BackendPtr>((*make_engine_)(
+          c10::DeviceTypeName(device.type(), true), ranks, py::cpp_function(watched)));
     };
-    Engine::BackendPtr backend = make(), slots;
+    InterHostEngine::BackendPtr backend = make(), slots;
     if (device.is_cpu()) slots = make();  // on CUDA, looking at received data means waiting for it
     const Milliseconds theirs = timeout_ + 4 * kLater;  // this rank's own error is more precise
-    return std::make_unique<Engine>(
+    return std::make_unique<InterHostEngine>(
         std::move(backend), std::move(slots), theirs, [this](const WorkPtr& work) { await(work); },
-        [this, ranks](int place, const ringkern::Call& theirs) {
+        [this, ranks](int place, const CallRecord& theirs) {
           throw Ended{differs(ranks[size_t(place)], now_.call, {theirs.seq, theirs.words}), true};
         });
   } catch (const py::error_already_set& e) {
@@ -223,17 +225,17 @@ WorkPtr HostsCommunicator::submit(Call call, const CallOptions& options) {
 }
 
 WorkPtr HostsCommunicator::submit_uninterrupted(Call call, const CallOptions& options) {
-  const Request& request = options.request;
+  const WayRequest& request = options.request;
   const Milliseconds timeout = options.timeout;
   for (const Prepared& prepared : call.tasks) {
     Task tried = prepared.task;  // raises the errors of arguments before anything is sent
-    choose_way(tried, request, call.device.type());
+    apply_request(tried, request, call.device.type());
   }
   const Callers::Scope no_gil(callers_);
   check_callable();
   const c10::Device on = call.device;
   const std::vector<Prepared> tasks = call.tasks;
-  auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
+  auto work = c10::make_intrusive<CallWork>(std::move(call), 1);
   if (on.is_cpu() && options.async_op) {
     work->abort_by(aborter());
     auto error = std::make_shared<std::exception_ptr>();
@@ -265,7 +267,7 @@ WorkPtr HostsCommunicator::submit_uninterrupted(Call call, const CallOptions& op
   return work;
 }
 
-void HostsCommunicator::run_tasks(const std::vector<Prepared>& tasks, const Request& request,
+void HostsCommunicator::run_tasks(const std::vector<Prepared>& tasks, const WayRequest& request,
                                   Milliseconds timeout) {
   const auto turn = lock_and_look_out(turn_);
   check_callable();  // earlier calls may have failed
@@ -278,7 +280,7 @@ void HostsCommunicator::run_tasks(const std::vector<Prepared>& tasks, const Requ
   }
 }
 
-void HostsCommunicator::run_task(const Prepared& prepared, const Request& request,
+void HostsCommunicator::run_task(const Prepared& prepared, const WayRequest& request,
                                  Milliseconds timeout) {
   const CallWords words = words_between_hosts(prepared.task, request);
   now_.device = prepared.device;
@@ -286,18 +288,18 @@ void HostsCommunicator::run_task(const Prepared& prepared, const Request& reques
   if (seq_ == 0) now_.timeout = roster_.left_of(now_.timeout);
   now_.since = Clock::now();
   now_.call = {++seq_, words};
-  const auto inside = [&](Task step, const Request& how) {
+  const auto inside = [&](Task step, const WayRequest& how) {
     step.part_of = words;
     inner_->run(prepared.device, step, how, now_.timeout);
   };
-  const auto between = [&](bool over_all) -> Engine& {
-    Engine& found = engine(prepared.device, over_all);
+  const auto between = [&](bool over_all) -> InterHostEngine& {
+    InterHostEngine& found = engine(prepared.device, over_all);
     found.set_call({.seq = now_.call.seq, .words = now_.call.words});
     return found;
   };
   const HierarchicalTask::Ways ways{hosts_, inter_host_cost_on(prepared.device), inside,
-                                    [&]() -> Engine& { return between(false); },
-                                    [&]() -> Engine& { return between(true); }};
+                                    [&]() -> InterHostEngine& { return between(false); },
+                                    [&]() -> InterHostEngine& { return between(true); }};
   const StoreChannel::Listening listening(channel_, now_.call);
   HierarchicalTask(ways, prepared, request).run();
 }
@@ -305,7 +307,7 @@ void HostsCommunicator::run_task(const Prepared& prepared, const Request& reques
 // Returns the words that hosts compare. Leaves out how a call goes inside a host. Small floats may
 // cross as float32, and may be combined in rank order, which takes another algorithm: the hosts
 // compare both.
-CallWords HostsCommunicator::words_between_hosts(const Task& task, const Request& request) {
+CallWords HostsCommunicator::words_between_hosts(const Task& task, const WayRequest& request) {
   Reduction reduction = task.reduction;
   const bool all_reduce = task.collective == Collective::all_reduce;
   reduction.wide = all_reduce && request.wide && reduction.can_be_wide();
@@ -365,21 +367,22 @@ void HostsCommunicator::await(const WorkPtr& work) {
 
 std::optional<Fault> HostsCommunicator::trouble_inside() {
   std::optional<Fault> why = inner_->trouble();
-  if (why && !why->given) why = hosts_.at_home(*why);
+  if (why && !why->from_outside) why = hosts_.at_home(*why);
   return why;
 }
 
 // Returns the same for a rank in a call, with the number of that call instead of the ring's.
 std::optional<Fault> HostsCommunicator::trouble_in_call() {
   std::optional<Fault> why = trouble_inside();
-  if (why && !why->given) why->seq = now_.call.seq;
+  if (why && !why->from_outside) why->seq = now_.call.seq;
   return why;
 }
 
 // Returns true if another rank of this host waited for this one, which itself waits for another
 // host.
 bool HostsCommunicator::is_late(const std::optional<Fault>& inside) const {
-  return inside && inside->cause == Cause::timed_out && !inside->given && inside->rank == rank();
+  return inside && inside->cause == Cause::timed_out && !inside->from_outside &&
+         inside->rank == rank();
 }
 
 // Returns the reason why another rank has given up, or this one by abort(); none if neither has.
@@ -563,7 +566,7 @@ Fault HostsCommunicator::late() {
 
 // Names the calls: inside a host, ranks that make different calls are found by their steps alone.
 Fault HostsCommunicator::in_calls(const Fault& why) {
-  if (why.cause != Cause::mismatch || why.given) return why;
+  if (why.cause != Cause::mismatch || why.from_outside) return why;
   return difference(channel_.query_status(kCallsCome)).value_or(why);
 }
 
@@ -585,7 +588,7 @@ Fault HostsCommunicator::reason_of(std::exception_ptr error) {
   } catch (const TimeoutError&) {
     // The late rank inside may itself wait for another host.
     const Fault why = inside();
-    if (why.given || why.rank < 0 || why.rank >= ranks()) return why;
+    if (why.from_outside || why.rank < 0 || why.rank >= ranks()) return why;
     const bool waits = channel_.query_status(kStatusQuery)[size_t(why.rank)].has_value();
     return waits || !channel_.store_answers() ? late() : why;
   } catch (const Error&) {

@@ -53,7 +53,7 @@ class HostsCommunicator final : public Runner {
   std::pair<std::string, std::vector<std::string>> shared_memory() override {
     return inner_->shared_memory();
   }
-  at::Tensor sum_of(const at::Tensor& x, const Request& request, RowNorm*) override {
+  at::Tensor sum_of(const at::Tensor& x, const WayRequest& request, RowNorm*) override {
     const at::AutoDispatchBelowADInplaceOrView guard;
     at::Tensor out = x.clone(at::MemoryFormat::Contiguous);
     all_reduce(out, c10d::ReduceOp::SUM, request, false);
@@ -62,7 +62,7 @@ class HostsCommunicator final : public Runner {
   WorkPtr submit(Call call, const CallOptions& options) override;
 
   // Returns the engine over all ranks of the group; all of them must call this together.
-  Engine& flat(c10::Device device);
+  InterHostEngine& flat(c10::Device device);
   const Hosts& hosts() const { return hosts_; }
   // Listens to the failures that the ranks of the group tell each other.
   std::unique_ptr<StoreChannel::Listening> listen() const {
@@ -106,7 +106,7 @@ class HostsCommunicator final : public Runner {
     Clock::time_point since = Clock::now();
   };
 
-  static constexpr Milliseconds kReasonComes{1000}, kStoreAnswers{1000}, kCallsCome{600};
+  static constexpr Milliseconds kStoreAnswers{1000}, kCallsCome{600};
   // A wait that lasts this long may be for a rank that makes another call.
   static constexpr Milliseconds kLookAround{300};
   // Ranks that have waited for some seconds look for a status query once a second.
@@ -125,16 +125,18 @@ class HostsCommunicator final : public Runner {
   std::string prefix_in(const c10::intrusive_ptr<c10d::Store>& store) const;
 
   WorkPtr submit_uninterrupted(Call call, const CallOptions& options);
-  void run_tasks(const std::vector<Prepared>& tasks, const Request& request, Milliseconds timeout);
-  void run_task(const Prepared& task, const Request& request, Milliseconds timeout);
-  Engine& flat_engine(c10::Device device);
-  Engine& engine(c10::Device device, bool over_all);
-  std::unique_ptr<Engine> make_engine_over(const std::vector<int>& ranks, c10::Device device);
+  void run_tasks(const std::vector<Prepared>& tasks, const WayRequest& request,
+                 Milliseconds timeout);
+  void run_task(const Prepared& task, const WayRequest& request, Milliseconds timeout);
+  InterHostEngine& flat_engine(c10::Device device);
+  InterHostEngine& engine(c10::Device device, bool over_all);
+  std::unique_ptr<InterHostEngine> make_engine_over(const std::vector<int>& ranks,
+                                                    c10::Device device);
   void meet(const std::string& name, const std::vector<int>& ranks);
   // Waits for a work of an engine, and for anything else that ends the wait.
   void await(const WorkPtr& work);
   InterHostCost inter_host_cost_on(c10::Device device) const;
-  static CallWords words_between_hosts(const Task& task, const Request& request);
+  static CallWords words_between_hosts(const Task& task, const WayRequest& request);
   std::optional<Fault> trouble_inside();
   std::optional<Fault> trouble_in_call();
   bool is_late(const std::optional<Fault>& inside) const;
@@ -185,7 +187,7 @@ class HostsCommunicator final : public Runner {
   std::timed_mutex turn_;  // one call at a time
   Now now_;                // of the thread that has the turn
   uint64_t seq_ = 0;
-  std::map<std::pair<c10::DeviceType, bool>, std::unique_ptr<Engine>> engines_;
+  std::map<std::pair<c10::DeviceType, bool>, std::unique_ptr<InterHostEngine>> engines_;
   std::atomic<int> posted_{0};  // asynchronous calls that have not run
   std::unique_ptr<Worker> worker_;
   std::mutex state_;  // guards what follows

@@ -2,14 +2,14 @@
 
 namespace ringkern::torch_ext {
 
-void Engine::set_call(const ringkern::Call& call) {
+void InterHostEngine::set_call(const CallRecord& call) {
   if (call.seq == call_.seq) return;
   // The number must also be expected: calls over two rails have an order.
   agreed_ = forecast_.note(call.seq, call.words) || !slots_;
   call_ = call;
 }
 
-bool Engine::reduces(const Reduction& r) const {
+bool InterHostEngine::reduces(const Reduction& r) const {
   const bool floating = kind_of(r.dtype) == Kind::floating;
   if (floating && (r.combine == Combine::min || r.combine == Combine::max)) return false;
   const std::string name = backend_->getBackendName();
@@ -22,8 +22,8 @@ bool Engine::reduces(const Reduction& r) const {
   return !is_small(r.dtype) && !bitwise && has;  // supported by every engine
 }
 
-Engine::Finish Engine::begin_all_reduce(const at::Tensor& t, const Reduction& r,
-                                        bool in_rank_order) {
+InterHostEngine::Finish InterHostEngine::begin_all_reduce(const at::Tensor& t, const Reduction& r,
+                                                          bool in_rank_order) {
   if (fits_slot(t))
     return begin_slots(t, [t, combine = r.combine](const at::Tensor& parts) {
       t.copy_(combined(parts, combine));
@@ -37,7 +37,7 @@ Engine::Finish Engine::begin_all_reduce(const at::Tensor& t, const Reduction& r,
   return waiting(backend_->allreduce(tensors, o));
 }
 
-Engine::Finish Engine::begin_exchange(const at::Tensor& t, Combine combine) {
+InterHostEngine::Finish InterHostEngine::begin_exchange(const at::Tensor& t, Combine combine) {
   const int64_t n = t.numel(), part = (n + ranks_ - 1) / ranks_;
   at::Tensor whole = t;
   if (part * ranks_ != n) {
@@ -55,7 +55,8 @@ Engine::Finish Engine::begin_exchange(const at::Tensor& t, Combine combine) {
   };
 }
 
-Engine::Finish Engine::begin_all_to_all(const at::Tensor& out, const at::Tensor& in) {
+InterHostEngine::Finish InterHostEngine::begin_all_to_all(const at::Tensor& out,
+                                                          const at::Tensor& in) {
   if (fits_slot(in))
     return begin_slots(in, [this, out](const at::Tensor& parts) {
       const int64_t n = out.numel() / ranks_;
@@ -69,7 +70,8 @@ Engine::Finish Engine::begin_all_to_all(const at::Tensor& out, const at::Tensor&
   return waiting(backend_->alltoall_base(to, from, equal, equal, o));
 }
 
-Engine::Finish Engine::begin_all_gather(const at::Tensor& out, const at::Tensor& in) {
+InterHostEngine::Finish InterHostEngine::begin_all_gather(const at::Tensor& out,
+                                                          const at::Tensor& in) {
   if (fits_slot(in))
     return begin_slots(in, [this, out](const at::Tensor& parts) {
       out.view({ranks_, out.numel() / ranks_}).copy_(parts);
@@ -81,7 +83,7 @@ Engine::Finish Engine::begin_all_gather(const at::Tensor& out, const at::Tensor&
   return waiting(backend_->_allgather_base(to, from, o));
 }
 
-Engine::Finish Engine::begin_broadcast(const at::Tensor& t, int root) {
+InterHostEngine::Finish InterHostEngine::begin_broadcast(const at::Tensor& t, int root) {
   if (fits_slot(t))
     return begin_slots(t, [t, root](const at::Tensor& parts) { t.copy_(parts.select(0, root)); });
   agree();
@@ -92,7 +94,8 @@ Engine::Finish Engine::begin_broadcast(const at::Tensor& t, int root) {
   return waiting(backend_->broadcast(tensors, o));
 }
 
-Engine::Finish Engine::begin_reduce(const at::Tensor& t, const Reduction& r, int root) {
+InterHostEngine::Finish InterHostEngine::begin_reduce(const at::Tensor& t, const Reduction& r,
+                                                      int root) {
   if (fits_slot(t) || !reduces(r)) return begin_all_reduce(t, r, false);
   agree();
   std::vector<at::Tensor> tensors{t};
@@ -103,7 +106,7 @@ Engine::Finish Engine::begin_reduce(const at::Tensor& t, const Reduction& r, int
   return waiting(backend_->reduce(tensors, o));
 }
 
-c10d::ReduceOp::RedOpType Engine::op_for(Combine combine) {
+c10d::ReduceOp::RedOpType InterHostEngine::op_for(Combine combine) {
   switch (combine) {
     case Combine::sum: return c10d::ReduceOp::SUM;
     case Combine::prod: return c10d::ReduceOp::PRODUCT;
@@ -116,8 +119,8 @@ c10d::ReduceOp::RedOpType Engine::op_for(Combine combine) {
   return c10d::ReduceOp::UNUSED;
 }
 
-Engine::Finish Engine::begin_slots(const at::Tensor& payload,
-                                   std::function<void(const at::Tensor&)> take) {
+InterHostEngine::Finish InterHostEngine::begin_slots(const at::Tensor& payload,
+                                                     std::function<void(const at::Tensor&)> take) {
   constexpr int64_t kHeader = sizeof(SlotHeader), kBytes = kHeader + kSlotBytes;
   const at::Tensor slot = at::zeros({kBytes}, at::kByte);
   const at::Tensor all = at::empty({ranks_, kBytes}, at::kByte);
@@ -139,14 +142,14 @@ Engine::Finish Engine::begin_slots(const at::Tensor& payload,
   };
 }
 
-void Engine::check_header(int place, const void* slot) const {
+void InterHostEngine::check_header(int place, const void* slot) const {
   SlotHeader theirs;
   std::memcpy(&theirs, slot, sizeof theirs);
-  const ringkern::Call call{theirs.seq, {theirs.what, theirs.count}};
+  const CallRecord call{theirs.seq, {theirs.what, theirs.count}};
   if (call.seq != call_.seq || call.words != call_.words) differ_(place, call);
 }
 
-void Engine::agree() {
+void InterHostEngine::agree() {
   if (agreed_) return;
   begin_comparing();
   std::exchange(agreeing_, nullptr)();

@@ -2,12 +2,11 @@
 // host or over all ranks of a group; and the collectives that ringkern composes where the engine
 // cannot reduce as asked.
 //
-// On CPUs, a second backend over the same ranks carries slots: messages of one size, which begin
-// with the call that their rank makes. Data up to a slot's payload travel in it. Larger data go by
-// the first backend, after the ranks have compared their calls in slots. They need not compare a
-// call that all expect after the previous ones, since a rank that makes another call has to
-// compare. So the data of a call never meet data of another call, with other values or another
-// size, for which Gloo would end the process.
+// On CPUs, a second backend over the same ranks carries slots: messages of one size, each with the
+// call of its rank. Data up to a slot's payload travel in it. Larger data go by the first backend,
+// after the ranks have compared their calls in slots, because Gloo ends the process if two sizes
+// differ. A call that all ranks predict (hosts/forecast.h) skips the comparison: a rank that makes
+// another call compares, and finds the difference.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -120,18 +119,19 @@ inline constexpr size_t kEngineSays = 200;
 // Payload of a slot.
 inline constexpr int64_t kSlotBytes = 1024;
 
-class Engine {
+class InterHostEngine {
  public:
   using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
   // Waits for a work, and throws its error.
   using Await = std::function<void(const WorkPtr&)>;
   // Throws: the engine's rank `place` makes this call, which differs from this rank's.
-  using Differ = std::function<void(int place, const ringkern::Call& theirs)>;
+  using Differ = std::function<void(int place, const CallRecord& theirs)>;
   // Finishes an operation that was begun; called once.
   using Finish = std::function<void()>;
 
   // `slots`: the backend that carries slots; null: calls are not compared.
-  Engine(BackendPtr backend, BackendPtr slots, Milliseconds timeout, Await await, Differ differ)
+  InterHostEngine(BackendPtr backend, BackendPtr slots, Milliseconds timeout, Await await,
+                  Differ differ)
       : backend_(std::move(backend)), slots_(std::move(slots)), ranks_(backend_->getSize()),
         timeout_(timeout), await_(std::move(await)), differ_(std::move(differ)) {}
 
@@ -139,7 +139,7 @@ class Engine {
   c10d::Backend& slots() { return *slots_; }
 
   // Sets the call to which the next operations belong; setting the same call again changes nothing.
-  void set_call(const ringkern::Call& call);
+  void set_call(const CallRecord& call);
   // Begins to compare the call, for data that do not fit in a slot; the data wait for the
   // comparison.
   void begin_comparing() {
@@ -197,7 +197,7 @@ class Engine {
   const Milliseconds timeout_;
   const Await await_;
   const Differ differ_;
-  ringkern::Call call_;
+  CallRecord call_;
   Forecast forecast_;   // the same on all ranks: it notes calls that were compared or expected
   Finish agreeing_;     // the comparison of that call, if it has begun
   bool agreed_ = true;  // the data of the call may go by `backend_`

@@ -5,7 +5,7 @@ namespace ringkern::torch_ext {
 EngineWork::EngineWork(Call call, std::vector<EngineMessage> messages,
                        std::shared_ptr<const Hosts> hosts, WaitLimit limit,
                        std::unique_ptr<StoreChannel::Listening> group, bool collective)
-    : RingWork(std::move(call), 1), messages_(std::move(messages)), hosts_(std::move(hosts)),
+    : CallWork(std::move(call), 1), messages_(std::move(messages)), hosts_(std::move(hosts)),
       limit_(std::move(limit)), group_(std::move(group)), collective_(collective) {
   limit_.timeout = std::min(limit_.timeout, cpu::kLongestTimeout);  // longer ones overflow
 }
@@ -56,17 +56,17 @@ bool EngineWork::wait(std::chrono::milliseconds timeout) {
   // A wait in the engine itself would not notice a signal.
   if (timeout == kNoTimeout && !Signals::come_here()) settle();
   else settle_aside();
-  return RingWork::wait(timeout);
+  return CallWork::wait(timeout);
 }
 
 bool EngineWork::isCompleted() {
   settle_aside();
-  return RingWork::isCompleted();
+  return CallWork::isCompleted();
 }
 
-c10::intrusive_ptr<RingWork::Future> EngineWork::getFuture() {
+c10::intrusive_ptr<CallWork::Future> EngineWork::getFuture() {
   settle_aside();
-  return RingWork::getFuture();
+  return CallWork::getFuture();
 }
 
 std::exception_ptr EngineWork::begin_rest(EngineMessage& m) {
@@ -93,7 +93,7 @@ std::exception_ptr EngineWork::begin_rest(EngineMessage& m) {
 void EngineWork::tell(std::exception_ptr error) const {
   const Fault fault = fault_of(error, hosts_->rank());
   // Any other failure is only this rank's wait; another rank has the reason.
-  if (fault.cause == Cause::mismatch) group_->tell(fault, kReasonComes);
+  if (fault.cause == Cause::mismatch) group_->tell(fault, kMessageReasonComes);
 }
 
 Milliseconds EngineWork::left_of_timeout(Clock::time_point since) const {
@@ -130,7 +130,8 @@ std::exception_ptr EngineWork::failure_of(EngineMessage& m, const std::string& s
   }
   const bool late = said.find("imed out") != std::string::npos;
   // Tells it first: other messages end because of it, and ask for the reason.
-  if (late && limit_.late) limit_.late->tell(fault_in(m, Event::engine_late, said), kReasonComes);
+  if (late && limit_.late)
+    limit_.late->tell(fault_in(m, Event::engine_late, said), kMessageReasonComes);
   const auto why = told();
   try {
     if (why) throw_fault(*why, "", text_of(fault_in(m, Event::engine_waits, said)));
@@ -157,7 +158,7 @@ Fault EngineWork::fault_in(const EngineMessage& m, Event event, const std::strin
 std::optional<Fault> EngineWork::told() const {
   if (!group_) return {};
   const bool known = aborted_ && !collective_;  // it was heard by then, if the group caused it
-  auto why = known ? group_->heard() : group_->hear(kReasonComes);
+  auto why = known ? group_->heard() : group_->hear(kMessageReasonComes);
   if (why && !ends(*why, collective_)) why.reset();
   return why;
 }

@@ -36,7 +36,7 @@ struct EngineMessage {
 };
 
 // A reason may come this much later than the failure; a store answers within that time.
-inline constexpr Milliseconds kReasonComes{500};
+inline constexpr Milliseconds kMessageReasonComes{500};
 // The further time for a failure that was told before this one.
 inline constexpr Milliseconds kLateComes{200};
 
@@ -48,7 +48,7 @@ struct WaitLimit {
   std::shared_ptr<StoreChannel> late = nullptr;
 };
 
-class EngineWork final : public RingWork {
+class EngineWork final : public CallWork {
  public:
   // `group`: null: the work is not told of failures. A failure of a collective fails its group, and
   // the other way round. A user's messages fail one by one, unless the group is aborted.

@@ -2,7 +2,7 @@
 
 namespace ringkern::torch_ext {
 
-HierarchicalTask::HierarchicalTask(const Ways& ways, const Prepared& p, const Request& request)
+HierarchicalTask::HierarchicalTask(const Ways& ways, const Prepared& p, const WayRequest& request)
     : ways_(ways), hosts_(ways.hosts), prepared_(p), task_(p.task), request_(request),
       scale_(p.task.reduction.scale), factor_(p.task.reduction.factor), inside_(p.task.reduction) {
   // Divides once, when the sums of all hosts are added.
@@ -121,11 +121,11 @@ void HierarchicalTask::gather_inside(const Stage& stage, void* base) {
   char* const begin = static_cast<char*>(element(base, stage.offset, inside_.dtype));
   const int here = int(hosts_.ranks_on(hosts_.host()).size());
   if (stage.rails == here)
-    return step(Collective::all_gather, kMoved, begin + hosts_.local() * shard_bytes, begin,
+    return step(Collective::all_gather, kAsBytes, begin + hosts_.local() * shard_bytes, begin,
                 shard_bytes);
   for (int r = 0; r < stage.rails; ++r) {
     char* const shard = begin + r * shard_bytes;
-    step(Collective::broadcast, kMoved, shard, shard, shard_bytes, r);
+    step(Collective::broadcast, kAsBytes, shard, shard, shard_bytes, r);
   }
 }
 
@@ -173,7 +173,7 @@ void HierarchicalTask::all_gather() {
   const at::Tensor come = at::empty({hosts, n}, in.options());
   const Finish finish = ways_.rail().begin_all_gather(come, in);
   const auto spread = [&](int host, const void* from) {
-    step(Collective::all_gather, kMoved, from,
+    step(Collective::all_gather, kAsBytes, from,
          element(task_.out, int64_t(host) * here * n, DType::u8), n);
   };
   spread(hosts_.host(), in.const_data_ptr());
@@ -189,7 +189,7 @@ void HierarchicalTask::broadcast() {
   const int64_t bytes = task_.count * size_of(task_.reduction.dtype);
   const auto spread = [&](const Stage& stage, int root) {
     void* const part = element(base, stage.offset, DType::u8);
-    step(Collective::broadcast, kMoved, part, part, stage.count(), root);
+    step(Collective::broadcast, kAsBytes, part, part, stage.count(), root);
   };
   // The root may have its input in another tensor.
   if (hosts_.rank() == task_.root && task_.in != base)
@@ -238,7 +238,7 @@ void HierarchicalTask::reduce() {
       },
       [&](const Stage& stage) {
         if (hands_on)
-          step(Collective::broadcast, kMoved, part(stage), part(stage),
+          step(Collective::broadcast, kAsBytes, part(stage), part(stage),
                stage.count() * size_of(inside_.dtype), on);
       });
   if (root && scale_ == Reduction::Scale::divide_result) divide(sum, factor_);

@@ -19,17 +19,17 @@ class HierarchicalTask {
   struct Ways {
     const Hosts& hosts;
     InterHostCost cost;
-    std::function<void(Task, const Request&)> inside;
-    std::function<Engine&()> rail;  // only where this rank is on one
-    std::function<Engine&()> flat;  // over all ranks
+    std::function<void(Task, const WayRequest&)> inside;
+    std::function<InterHostEngine&()> rail;  // only where this rank is on one
+    std::function<InterHostEngine&()> flat;  // over all ranks
   };
 
-  HierarchicalTask(const Ways& ways, const Prepared& p, const Request& request);
+  HierarchicalTask(const Ways& ways, const Prepared& p, const WayRequest& request);
 
   void run();
 
  private:
-  using Finish = Engine::Finish;
+  using Finish = InterHostEngine::Finish;
 
   // ---- Steps inside, on `count` elements of a rank
 
@@ -38,7 +38,7 @@ class HierarchicalTask {
   // Compares the call, which all ranks must make although no data are moved.
   void compare_only();
   void* element(const void* base, int64_t offset, DType dtype) const;
-  static constexpr Reduction kMoved{DType::u8};
+  static constexpr Reduction kAsBytes{DType::u8};
 
   Stages cut(int64_t count, int element_bytes, int most_rails) const;
 
@@ -103,8 +103,8 @@ class HierarchicalTask {
   const Hosts& hosts_;
   const Prepared& prepared_;
   const Task& task_;
-  const Request request_;
-  Request halves_;
+  const WayRequest request_;
+  WayRequest halves_;
   Reduction::Scale scale_;
   const double factor_;
   Reduction inside_;  // the reduction in the hosts' rings

@@ -48,7 +48,7 @@ class HostsP2p final : public P2pRunner {
     if (::getpid() == born_in_) group_.on_told(nullptr);
   }
 
-  WorkPtr post(Call call, uint64_t tag, const Request& request, Milliseconds timeout) override {
+  WorkPtr post(Call call, uint64_t tag, const WayRequest& request, Milliseconds timeout) override {
     if (closed_)
       throw UsageError("the messages of " + hosts_->text_of_rank(hosts_->rank()) +
                        " are closed: make a new group, or destroy this one later");
@@ -92,7 +92,7 @@ class HostsP2p final : public P2pRunner {
     return int(tag);
   }
 
-  WorkPtr post_both_ways(Call call, uint64_t tag, const Request& request, Milliseconds timeout) {
+  WorkPtr post_both_ways(Call call, uint64_t tag, const WayRequest& request, Milliseconds timeout) {
     Call near;
     near.type = call.type;
     near.device = call.device;
@@ -123,8 +123,8 @@ class HostsP2p final : public P2pRunner {
       } catch (const ErrorInTorch& e) {
         const Error& error = e.error();
         if (error.facts.fault && error.facts.fault->cause == Cause::mismatch)
-          group_->tell(*error.facts.fault, kReasonComes);
-        else if (const auto told = group_->hear(kReasonComes))
+          group_->tell(*error.facts.fault, kMessageReasonComes);
+        else if (const auto told = group_->hear(kMessageReasonComes))
           called_by_torch([&] { throw_fault(*told, "", error.what()); });
         throw;
       }

@@ -154,7 +154,7 @@ void P2pEngine::Body::post(std::vector<Message> messages) {
 void P2pEngine::Body::tell_thread() {
   fresh_.store(true, std::memory_order_release);
   publish_barrier();
-  if (running_) ring_if_asleep(buffer_->bell());
+  if (running_) notify_if_asleep(buffer_->bell());
 }
 
 void P2pEngine::Body::poison(const Fault& why) {

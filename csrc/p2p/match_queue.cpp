@@ -39,10 +39,10 @@ void MatchQueue::add(Message message) {
   message.timeout = std::min(message.timeout, kLongestTimeout);
   Posted posted{std::move(message), orders_++, Clock::now()};
   deadline_ = std::min(deadline_, posted.since + posted.message.timeout);
-  if (!posted.message.sends && takes_arrival(posted)) return;
+  if (!posted.message.sends && match_unexpected(posted)) return;
   List& list = with == kAnySource     ? from_anyone_
                : posted.message.sends ? peer(with).sends
-                                      : peer(with).wanted;
+                                      : peer(with).receives;
   list.push_back(std::move(posted));
   if (with == kAnySource || peer(with).asked || peer(with).met) return;
   // A receiver connects, too: otherwise it would not notice a sender that died before it connected.
@@ -51,7 +51,7 @@ void MatchQueue::add(Message message) {
 }
 
 // Gives a receive the message that came before it; returns false if there is none.
-bool MatchQueue::takes_arrival(Posted& posted) {
+bool MatchQueue::match_unexpected(Posted& posted) {
   const Message& m = posted.message;
   const auto found = std::find_if(arrivals_.begin(), arrivals_.end(), [&](const Arrival& a) {
     return !a.taker && a.header.tag == m.tag && (m.peer == kAnySource || m.peer == a.from);
@@ -63,18 +63,18 @@ bool MatchQueue::takes_arrival(Posted& posted) {
 }
 
 // Takes the receive for such a message that was posted first.
-std::optional<MatchQueue::Posted> MatchQueue::take_wanted(int from, uint64_t tag) {
+std::optional<MatchQueue::Posted> MatchQueue::match_posted(int from, uint64_t tag) {
   const auto same = [tag](const Posted& p) { return p.message.tag == tag; };
-  List& wanted = peer(from).wanted;
-  const auto his = std::find_if(wanted.begin(), wanted.end(), same);
+  List& receives = peer(from).receives;
+  const auto his = std::find_if(receives.begin(), receives.end(), same);
   const auto any = std::find_if(from_anyone_.begin(), from_anyone_.end(), same);
   const bool takes_any =
-      any != from_anyone_.end() && (his == wanted.end() || any->order < his->order);
-  if (!takes_any && his == wanted.end()) return std::nullopt;
+      any != from_anyone_.end() && (his == receives.end() || any->order < his->order);
+  if (!takes_any && his == receives.end()) return std::nullopt;
   std::optional<Posted> taken = std::move(takes_any ? *any : *his);
   if (takes_any) first_ = (from + 1) % ranks_;  // or the others might never have a turn
   if (takes_any) from_anyone_.erase(any);
-  else wanted.erase(his);
+  else receives.erase(his);
   return taken;
 }
 
@@ -173,8 +173,8 @@ bool MatchQueue::receive_from(int from) {
   Peer& p = peer(from);
   bool moved = false;
   if (p.incoming == nullptr) {
-    // A message without a receive stays in the link, and so do all messages behind it.
-    if (p.wanted.empty() && from_anyone_.empty()) return false;
+    // While no receive is posted, nothing is read: the messages stay in the FIFO.
+    if (p.receives.empty() && from_anyone_.empty()) return false;
     Header header{};
     Transfer t{plan_of(Protocol::ll, sizeof header), 0, &header};
     if (!advance(from, Verb::recv, t)) return false;
@@ -203,7 +203,7 @@ void MatchQueue::begin_arrival(int from, const Header& header) {
   a.from = from;
   a.header = header;
   a.transfer.plan = plan_of(Protocol(header.protocol), header.bytes);
-  a.taker = take_wanted(from, header.tag);
+  a.taker = match_posted(from, header.tag);
   peer(from).incoming = &a;
   if (a.taker) {
     a.transfer.data = a.taker->message.data;
@@ -225,7 +225,7 @@ template <class F>
 void MatchQueue::for_each_posted(F&& f) {
   for (Peer& p : peers_) {
     for (Posted& posted : p.sends) f(posted, p.sent_at);
-    for (Posted& posted : p.wanted) f(posted, p.received_at);
+    for (Posted& posted : p.receives) f(posted, p.received_at);
   }
   for (Posted& posted : from_anyone_) f(posted, received_at_);
   for (Arrival& a : arrivals_)
@@ -264,7 +264,7 @@ void MatchQueue::fail_lost(int rank, bool receives) {
   };
   for (Posted& posted : peer(rank).sends) end(posted);
   if (!receives) return;
-  for (Posted& posted : peer(rank).wanted) end(posted);
+  for (Posted& posted : peer(rank).receives) end(posted);
   for (Arrival& a : arrivals_)
     if (a.taker && a.from == rank) end(*a.taker);
 }

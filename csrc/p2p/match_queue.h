@@ -74,7 +74,7 @@ class MatchQueue {
     List sends;
     bool header_sent = false;  // of the first send
     Transfer outgoing;
-    List wanted;  // receives from this peer for which nothing has come
+    List receives;  // receives from this peer for which nothing has come
     Arrival* incoming = nullptr;
     Clock::time_point sent_at, received_at;  // time of the last progress
   };
@@ -88,8 +88,8 @@ class MatchQueue {
   bool send_to(int to);
   bool receive_from(int from);
   void begin_arrival(int from, const Header& header);
-  std::optional<Posted> take_wanted(int from, uint64_t tag);
-  bool takes_arrival(Posted& posted);
+  std::optional<Posted> match_posted(int from, uint64_t tag);
+  bool match_unexpected(Posted& posted);
   bool fits(Arrival& arrival);
   void deliver(Arrival& arrival);
 

@@ -7,8 +7,8 @@
 
 #include "comm/worker.h"
 #include "p2p/engine.h"
-#include "p2p/torch_devices.h"
-#include "torch/calls.h"
+#include "p2p/torch_cuda.h"
+#include "torch/callers.h"
 
 namespace ringkern::torch_ext {
 namespace {
@@ -22,11 +22,11 @@ class OneHostP2p final : public P2pRunner {
         on_devices_(store, name, seat, timeout, RankNames{numbers}, elsewhere()) {}
 
   // On CUDA transfers are matched in order, and not by tags.
-  WorkPtr post(Call call, uint64_t tag, const Request& request, Milliseconds timeout) override {
+  WorkPtr post(Call call, uint64_t tag, const WayRequest& request, Milliseconds timeout) override {
     if (!call.device.is_cpu())
       return on_devices_.post(std::move(call), request, timeout, (tag & kCollectiveTag) != 0);
     const std::vector<Transfer> transfers = call.transfers;
-    auto work = c10::make_intrusive<RingWork>(std::move(call), std::max(1, int(transfers.size())),
+    auto work = c10::make_intrusive<CallWork>(std::move(call), std::max(1, int(transfers.size())),
                                               elsewhere());
     if (transfers.empty()) work->end_part(nullptr);
     std::vector<cpu::Message> messages;
@@ -75,14 +75,14 @@ class OneHostP2p final : public P2pRunner {
 
  private:
   // A rule that all ranks have, and not rank 0's table: pairs meet without rank 0.
-  static Protocol protocol_of(const Request& request, int64_t bytes) {
+  static Protocol protocol_of(const WayRequest& request, int64_t bytes) {
     if (request.protocol) return *request.protocol;
     return bytes < 512 ? Protocol::ll : bytes < 2048 ? Protocol::ll128 : Protocol::simple;
   }
 
   // Runs callbacks on another thread: one may wait for the next message, which the calling thread
   // would have to move.
-  RingWork::Elsewhere elsewhere() {
+  CallWork::Elsewhere elsewhere() {
     return [this](std::function<void()> tell) { tellers_.post([] {}, std::move(tell)); };
   }
   static Milliseconds left_until(Clock::time_point end) {

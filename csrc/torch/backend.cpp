@@ -208,7 +208,7 @@ WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpt
         [&] { ring_->submit(std::move(gather), {.request = request_, .timeout = timeout_of(o)}); });
     return out;
   });
-  auto work = c10::make_intrusive<RingWork>(std::move(call), 1);
+  auto work = c10::make_intrusive<CallWork>(std::move(call), 1);
   work->end_part(nullptr);
   return noted(work);
 }
@@ -216,7 +216,7 @@ WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpt
 // Makes the backend of a group on one host; or, if `host_of` gives each rank's host, on several.
 c10::intrusive_ptr<c10d::Backend> make_backend(
     c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
-    const std::vector<int64_t>& global_ranks, double timeout_s, const Request& request,
+    const std::vector<int64_t>& global_ranks, double timeout_s, const WayRequest& request,
     const std::map<std::string, WayTables::Lists>& tables, Roster roster, FindOrders find_orders,
     OnFault policy, const std::vector<int>& host_of, const std::vector<std::string>& host_names,
     py::object engine, const HostsCommunicator::InterHostCosts& inter_host_costs) {
@@ -257,7 +257,7 @@ void bind_backend(py::module_& m) {
          const std::vector<std::string>& host_names, py::object engine,
          const HostsCommunicator::InterHostCosts& inter_host_costs) {
         return make_backend(std::move(store), name, rank, size, global_ranks, timeout_s,
-                            Request::of(algorithm, protocol, in_rank_order, wide), tables,
+                            WayRequest::of(algorithm, protocol, in_rank_order, wide), tables,
                             roster_of(roster), orders_by(std::move(find_orders)),
                             on_fault_of(on_fault), host_of, host_names, std::move(engine),
                             inter_host_costs);

@@ -4,7 +4,7 @@ namespace ringkern::torch_ext {
 
 BackendBase::BackendBase(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                          const std::vector<int64_t>& global_ranks, double timeout_s,
-                         const Request& request,
+                         const WayRequest& request,
                          const std::map<std::string, WayTables::Lists>& tables,
                          std::unique_ptr<Runner> ring, std::unique_ptr<P2pRunner> messenger)
     : Backend(rank, size), seat_{rank, size}, group_(group_record(rank, size, global_ranks)),

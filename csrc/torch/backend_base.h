@@ -29,7 +29,7 @@ class BackendBase : public c10d::Backend {
   // `request`: of every call; `tables`: for what it leaves open, of each kind of device.
   // `global_ranks`: of the group, in the default one; none: this is the default one.
   BackendBase(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
-              const std::vector<int64_t>& global_ranks, double timeout_s, const Request& request,
+              const std::vector<int64_t>& global_ranks, double timeout_s, const WayRequest& request,
               const std::map<std::string, WayTables::Lists>& tables, std::unique_ptr<Runner> ring,
               std::unique_ptr<P2pRunner> messenger);
   ~BackendBase() override {
@@ -130,7 +130,7 @@ class BackendBase : public c10d::Backend {
   const Seat seat_;
   GroupRecord group_;
   std::atomic<Milliseconds> timeout_;
-  const Request request_;
+  const WayRequest request_;
   const std::shared_ptr<Store> store_;
   std::atomic<uint64_t> sequence_{0};   // of collectives
   std::atomic<uint64_t> exchanges_{0};  // of those between pairs

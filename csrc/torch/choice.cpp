@@ -24,13 +24,13 @@ void throw_not_over(c10::DeviceType on, Algorithm algorithm, Protocol protocol) 
                         c10::DeviceTypeName(on, true) + "; choose one of auto, " + known);
 }
 
-const char* not_by_ring(const Task& task, const Request& request) {
+const char* not_by_ring(const Task& task, const WayRequest& request) {
   if (task.collective != Collective::all_reduce) return nullptr;
   if (request.in_rank_order) return "deterministic='size_invariant'";
   return request.wide && task.reduction.can_be_wide() ? "accumulate='float32'" : nullptr;
 }
 
-void throw_not_by_ring(const char* kept, const Request& request, const std::string& asked) {
+void throw_not_by_ring(const char* kept, const WayRequest& request, const std::string& asked) {
   throw py::value_error(
       std::string(kept) + " and " + asked + ": " +
       (request.in_rank_order
@@ -39,7 +39,7 @@ void throw_not_by_ring(const char* kept, const Request& request, const std::stri
       "; leave algorithm and protocol to auto, or use one_shot or two_shot");
 }
 
-void choose_way(Task& task, const Request& request, c10::DeviceType on) {
+void apply_request(Task& task, const WayRequest& request, c10::DeviceType on) {
   task.choice = Choice::none;
   if (task.collective != Collective::all_reduce) {
     if (request.protocol) task.protocol = *request.protocol;
@@ -70,14 +70,14 @@ void choose_way(Task& task, const Request& request, c10::DeviceType on) {
   }
 }
 
-std::string why_not(c10::DeviceType device, Task task, const Request& request, const Way& way,
+std::string why_not(c10::DeviceType device, Task task, const WayRequest& request, const Way& way,
                     int ranks) {
   if (!has_way(device, task.collective, way, ranks))
     return c10::DeviceTypeName(device, true) + " has no " + name_of(way.algorithm) + " over " +
            name_of(way.protocol);
   const char* const kept = not_by_ring(task, request);
   if (kept && way.algorithm == Algorithm::ring) return std::string("does not keep ") + kept;
-  choose_way(task, request, device);
+  apply_request(task, request, device);
   if (task.choice == Choice::none ? way == Way{task.algorithm, task.protocol}
                                   : may_list(task.choice, way))
     return "";
@@ -88,8 +88,8 @@ std::string why_not(c10::DeviceType device, Task task, const Request& request, c
 }
 
 std::pair<std::string, std::string> way_of(const WayTable& table, c10::DeviceType device, Task task,
-                                           int64_t bytes, const Request& request) {
-  choose_way(task, request, device);
+                                           int64_t bytes, const WayRequest& request) {
+  apply_request(task, request, device);
   Way way{task.algorithm, task.protocol};
   if (task.choice != Choice::none) way = table.choose(task.choice, bytes);
   return {name_of(way.algorithm), name_of(way.protocol)};

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 #include "cpu/mesh.h"
 #include "cuda/mesh.h"
 #include "torch/names.h"
@@ -19,15 +19,15 @@
 namespace ringkern::torch_ext {
 
 // A request. Empty fields mean "auto". A protocol alone asks for the ring over it.
-struct Request {
+struct WayRequest {
   std::optional<Algorithm> algorithm;
   std::optional<Protocol> protocol;
   bool in_rank_order = false;  // an all-reduce: every element alike, from rank 0 up
   bool wide = false;           // sums of small floats are kept in float32
 
-  static Request of(const std::string& algorithm, const std::string& protocol,
-                    bool in_rank_order = false, bool wide = false) {
-    Request r;
+  static WayRequest of(const std::string& algorithm, const std::string& protocol,
+                       bool in_rank_order = false, bool wide = false) {
+    WayRequest r;
     if (algorithm != "auto") r.algorithm = parse<Algorithm>(algorithm, kAlgorithms, "algorithm");
     if (protocol != "auto") r.protocol = parse<Protocol>(protocol, kProtocols, "protocol");
     r.in_rank_order = in_rank_order;
@@ -46,24 +46,24 @@ bool has_way(c10::DeviceType device, Collective collective, const Way& way, int 
 
 // Returns the option of the request that the ring cannot keep, as Python spells it; null: none. The
 // ring combines each chunk in an order of its own, and rounds at every hop.
-const char* not_by_ring(const Task& task, const Request& request);
+const char* not_by_ring(const Task& task, const WayRequest& request);
 
-[[noreturn]] void throw_not_by_ring(const char* kept, const Request& request,
+[[noreturn]] void throw_not_by_ring(const char* kept, const WayRequest& request,
                                     const std::string& asked);
 
 // Sets the task's algorithm and protocol if the request fixes them. Otherwise sets `task.choice`,
 // the list from which resolve_auto() chooses. Throws ValueError if the device does not have what is
 // requested.
-void choose_way(Task& task, const Request& request, c10::DeviceType on);
+void apply_request(Task& task, const WayRequest& request, c10::DeviceType on);
 
 // Returns the reason for which a call of this many ranks cannot go by a way; empty: it can.
-std::string why_not(c10::DeviceType device, Task task, const Request& request, const Way& way,
+std::string why_not(c10::DeviceType device, Task task, const WayRequest& request, const Way& way,
                     int ranks);
 
 // Returns (algorithm, protocol) of a call for which each rank has this many bytes. Throws ValueError
 // if the device does not have what is requested.
 std::pair<std::string, std::string> way_of(const WayTable& table, c10::DeviceType device, Task task,
-                                           int64_t bytes, const Request& request);
+                                           int64_t bytes, const WayRequest& request);
 
 // This rank's table for each kind of device, from ringkern/choose/tables.py. A list has rows of
 // (bytes, algorithm, protocol): the first row with more bytes than the call has applies.

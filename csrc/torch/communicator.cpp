@@ -30,7 +30,8 @@ TorchCommunicator::~TorchCommunicator() {
   }).detach();
 }
 
-at::Tensor TorchCommunicator::sum_of(const at::Tensor& x, const Request& request, RowNorm* norm) {
+at::Tensor TorchCommunicator::sum_of(const at::Tensor& x, const WayRequest& request,
+                                     RowNorm* norm) {
   const Reduction sum = reduction_for({Op::sum}, check_tensor(x, "x"), ranks());
   const at::AutoDispatchBelowADInplaceOrView guard;
   at::Tensor out = at::empty(x.sizes(), x.options().memory_format(at::MemoryFormat::Contiguous));
@@ -64,9 +65,9 @@ WorkPtr TorchCommunicator::submit(Call call, const CallOptions& options) {
                        [&] { return submit_uninterrupted(std::move(call), options); });
 }
 
-void TorchCommunicator::run(c10::Device on, Task task, const Request& request,
+void TorchCommunicator::run(c10::Device on, Task task, const WayRequest& request,
                             Milliseconds timeout) {
-  choose_way(task, request, on.type());
+  apply_request(task, request, on.type());
   const Device& device = device_on(on);
   task.timeout = timeout;
   task.stream = current_stream(on);
@@ -88,14 +89,14 @@ static std::vector<Task> tasks_of(const Call& call) {
 WorkPtr TorchCommunicator::submit_uninterrupted(Call call, const CallOptions& options) {
   const Device& device = device_on(call.device);
   for (Prepared& prepared : call.tasks) {
-    choose_way(prepared.task, options.request, call.device.type());
+    apply_request(prepared.task, options.request, call.device.type());
     prepared.task.timeout = options.timeout;
   }
   const Callers::Scope no_gil(callers_);
   const auto tasks = tasks_of(call);
   const c10::Device on = call.device;
   if (on.is_cpu() && options.async_op) {
-    auto work = c10::make_intrusive<RingWork>(std::move(call), int(tasks.size()));
+    auto work = c10::make_intrusive<CallWork>(std::move(call), int(tasks.size()));
     work->abort_by(aborter());
     for (const Task& task : tasks)
       comm_->run_async(device, task, [work](std::exception_ptr e) { work->end_part(e); });
@@ -103,8 +104,8 @@ WorkPtr TorchCommunicator::submit_uninterrupted(Call call, const CallOptions& op
   }
   const c10::OptionalStreamGuard stream_guard(options.stream);
   const c10::OptionalDeviceGuard device_guard(on.is_cpu() ? std::nullopt : std::optional(on));
-  c10::intrusive_ptr<RingWork> work;
-  if (options.has_work) work = c10::make_intrusive<RingWork>(std::move(call), 1);
+  c10::intrusive_ptr<CallWork> work;
+  if (options.has_work) work = c10::make_intrusive<CallWork>(std::move(call), 1);
   uint64_t last = 0;
   bool begun = false;
   for (Task task : tasks) {

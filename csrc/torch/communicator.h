@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "torch/calls.h"
+#include "torch/callers.h"
 #include "torch/devices.h"
 #include "torch/runner.h"
 #include "torch/store.h"
@@ -35,7 +35,7 @@ class TorchCommunicator final : public Runner {
   void set_orders(FindOrders find) override { find_orders_ = std::move(find); }
   void check_enqueued() override { comm_->check_enqueued(); }
   // Tells the work what becomes of its calls, the last of which was enqueued just now.
-  void follow(RingWork& work, c10::Device on) {
+  void follow(CallWork& work, c10::Device on) {
     const Device& device = device_on(on);
     work.follow(comm_->enqueued_on(device), comm_->last_seq_on(device));
   }
@@ -48,7 +48,7 @@ class TorchCommunicator final : public Runner {
   // submit() does, in a tenth of the time, because the GIL is kept while no wait is long. Otherwise
   // does nothing and returns false. With the GIL.
   bool all_reduce_now(const at::Tensor& out, const at::Tensor& in, Op op,
-                      const Request& request) override {
+                      const WayRequest& request) override {
     const at::TensorImpl& t = *out.unsafeGetTensorImpl();
     if (cpu_ == nullptr || !is_ordinary(t)) return false;
     if (!in.is_same(out) && !is_ordinary(*in.unsafeGetTensorImpl())) return false;
@@ -59,7 +59,7 @@ class TorchCommunicator final : public Runner {
     task.count = t.numel();
     task.out = out.mutable_data_ptr();
     task.in = in.const_data_ptr();
-    choose_way(task, request, c10::DeviceType::CPU);
+    apply_request(task, request, c10::DeviceType::CPU);
     // Where it ends within microseconds, letting the GIL go would take a good part of them.
     Rest rest{*this};
     task.rests = [](void* with) { static_cast<Rest*>(with)->begin(); };
@@ -78,13 +78,13 @@ class TorchCommunicator final : public Runner {
     return done;
   }
 
-  at::Tensor sum_of(const at::Tensor& x, const Request& request, RowNorm* norm) override;
+  at::Tensor sum_of(const at::Tensor& x, const WayRequest& request, RowNorm* norm) override;
   WayTables::Lists table(const std::string& device) override;
   std::pair<std::string, std::vector<std::string>> shared_memory() override;
   WorkPtr submit(Call call, const CallOptions& options) override;
 
   // Runs a task on memory that the caller keeps, as submit() does, without the GIL.
-  void run(c10::Device on, Task task, const Request& request, Milliseconds timeout);
+  void run(c10::Device on, Task task, const WayRequest& request, Milliseconds timeout);
   // The same as those of the Communicator.
   void check_callable() { comm_->check_callable(); }
   void give_up(const Fault& why) { comm_->give_up(why); }

@@ -13,7 +13,7 @@ Device cpu_device(int rank, int ranks, Milliseconds timeout) {
     return std::make_unique<cpu::ShmTransport>(bytes, arenas);
   };
   device.make_executor = [=, geometry = device.terms.geometry](const Segments& segments) {
-    return std::make_unique<cpu::Engine>(segments, geometry, rank, ranks, timeout, arenas);
+    return std::make_unique<cpu::CpuExecutor>(segments, geometry, rank, ranks, timeout, arenas);
   };
   return device;
 }
@@ -33,8 +33,8 @@ void set_channels(Device& device, int index, int rank, int ranks, Milliseconds t
     return std::make_unique<cuda::IpcTransport>(index, bytes, rank, ranks, *regions);
   };
   device.make_executor = [=, geometry = device.terms.geometry](const Segments& segments) {
-    return std::make_unique<cuda::Engine>(segments, geometry, rank, ranks, index, timeout,
-                                          regions->get());
+    return std::make_unique<cuda::CudaExecutor>(segments, geometry, rank, ranks, index, timeout,
+                                                regions->get());
   };
 }
 

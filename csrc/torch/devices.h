@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "cpu/engine.h"
+#include "cpu/executor.h"
 #include "cpu/shm.h"
 #include "torch/on_fault.h"
 #if RK_WITH_CUDA
 #include "cuda/device.h"
-#include "cuda/engine.h"
+#include "cuda/executor.h"
 #include "cuda/ipc.h"
 #include "cuda/residency.h"
 #endif

@@ -8,7 +8,7 @@
 #include <exception>
 #include <string>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 
 namespace ringkern::torch_ext {
 

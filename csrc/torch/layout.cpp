@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/trace.h"
-#include "cpu/engine.h"
+#include "cpu/executor.h"
 #include "cpu/link.h"
 #include "cpu/ll.h"
 #include "cpu/ll128.h"

@@ -39,7 +39,7 @@ std::vector<std::pair<std::string, std::string>> ways_on(const std::string& devi
 }
 
 // Tells if an all-reduce, of a dtype for which everything counts, can be all that is asked.
-bool is_there(const std::string& device, const Request& request) {
+bool is_there(const std::string& device, const WayRequest& request) {
   Task task;
   task.reduction.dtype = DType::f16;
   const auto type = c10::Device(device).type();
@@ -71,7 +71,7 @@ void bind_lists(py::module_& m) {
       "is_there",
       [](const std::string& device, const std::string& algorithm, const std::string& protocol,
          bool in_rank_order, bool wide) {
-        return is_there(device, Request::of(algorithm, protocol, in_rank_order, wide));
+        return is_there(device, WayRequest::of(algorithm, protocol, in_rank_order, wide));
       },
       py::arg("device"), py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"),
       py::arg("wide"), "Whether an all-reduce on a kind of device can be all of this.");
@@ -79,7 +79,7 @@ void bind_lists(py::module_& m) {
       "not_by_ring",
       [](const std::string& collective, const std::string& dtype, bool in_rank_order, bool wide) {
         return not_by_ring(task_of(collective, dtype),
-                           Request::of("auto", "auto", in_rank_order, wide));
+                           WayRequest::of("auto", "auto", in_rank_order, wide));
       },
       py::arg("collective"), py::arg("dtype"), py::arg("in_rank_order"), py::arg("wide"),
       "The request that keeps a call off the ring, in words; None: there is none.");
@@ -89,7 +89,7 @@ void bind_lists(py::module_& m) {
          const std::string& dtype, const std::pair<std::string, std::string>& way,
          const std::string& algorithm, const std::string& protocol, bool in_rank_order, bool wide) {
         return why_not(c10::Device(device).type(), task_of(collective, dtype),
-                       Request::of(algorithm, protocol, in_rank_order, wide),
+                       WayRequest::of(algorithm, protocol, in_rank_order, wide),
                        {parse<Algorithm>(way.first, kAlgorithms, "algorithm"),
                         parse<Protocol>(way.second, kProtocols, "protocol")},
                        ranks);

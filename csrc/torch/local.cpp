@@ -8,7 +8,7 @@
 #include "comm/memory_store.h"
 #include "cpu/local.h"
 #include "torch/bindings.h"
-#include "torch/calls.h"
+#include "torch/callers.h"
 #include "torch/devices.h"
 #include "torch/tensors.h"
 #if RK_WITH_CUDA
@@ -135,14 +135,14 @@ class TorchLocalRing {
     if (!in_reach && !is_one_device()) table.go_over_host(ranks());
   }
 
-  void all_reduce(const Tensors& tensors, const c10d::ReduceOp& op, const Request& request) {
+  void all_reduce(const Tensors& tensors, const c10d::ReduceOp& op, const WayRequest& request) {
     check_places(tensors, "tensors");
     const OpCall call = op_of(op);
     run(Collective::all_reduce, tensors, tensors, request,
         [&](size_t r) { return check_all_reduce(tensors[r], call, ranks()); });
   }
   void reduce_scatter(const Tensors& outputs, const Tensors& inputs, const c10d::ReduceOp& op,
-                      const Request& request) {
+                      const WayRequest& request) {
     check_places(outputs, "outputs");
     check_places(inputs, "inputs");
     const OpCall call = op_of(op);
@@ -150,7 +150,7 @@ class TorchLocalRing {
       return check_reduce_scatter(outputs[r], inputs[r], call, int(r), ranks());
     });
   }
-  void all_gather(const Tensors& outputs, const Tensors& inputs, const Request& request) {
+  void all_gather(const Tensors& outputs, const Tensors& inputs, const WayRequest& request) {
     check_places(outputs, "outputs");
     check_places(inputs, "inputs");
     run(Collective::all_gather, outputs, inputs, request,
@@ -230,8 +230,8 @@ class TorchLocalRing {
 
   // Every error is thrown before a tensor of any rank has changed.
   template <class Check>
-  void run(Collective collective, const Tensors& outs, const Tensors& ins, const Request& request,
-           const Check& check) {
+  void run(Collective collective, const Tensors& outs, const Tensors& ins,
+           const WayRequest& request, const Check& check) {
     std::vector<Reduction> reductions;
     for (size_t r = 0; r < outs.size(); ++r) reductions.push_back(checked(check, r));
     check_alike(outs, ins);
@@ -243,8 +243,8 @@ class TorchLocalRing {
       calls.push_back(prepare(collective, outs[r], ins[r], reductions[r], count));
       tasks.push_back(calls.back().task);
       // The communicator sees rank 0's task alone, so each rank's is chosen for here.
-      choose_way(tasks.back(), request, devices_[r].type());
-      choose(tasks.back(), tables_.of(devices_[r].type()));
+      apply_request(tasks.back(), request, devices_[r].type());
+      resolve_auto(tasks.back(), tables_.of(devices_[r].type()));
       tasks.back().choice = Choice::none;
       tasks.back().stream = current_stream(devices_[r]);
     }
@@ -275,7 +275,7 @@ void bind_local(py::module_& m) {
           [](TorchLocalRing& r, const Tensors& tensors, const c10d::ReduceOp& op,
              const std::string& algorithm, const std::string& protocol, bool in_rank_order,
              bool wide) {
-            r.all_reduce(tensors, op, Request::of(algorithm, protocol, in_rank_order, wide));
+            r.all_reduce(tensors, op, WayRequest::of(algorithm, protocol, in_rank_order, wide));
           },
           py::arg("tensors"), py::arg("op"), py::arg("algorithm"), py::arg("protocol"),
           py::arg("in_rank_order"), py::arg("wide"))
@@ -283,14 +283,14 @@ void bind_local(py::module_& m) {
           "reduce_scatter",
           [](TorchLocalRing& r, const Tensors& outputs, const Tensors& inputs,
              const c10d::ReduceOp& op, const std::string& protocol) {
-            r.reduce_scatter(outputs, inputs, op, Request::of("auto", protocol));
+            r.reduce_scatter(outputs, inputs, op, WayRequest::of("auto", protocol));
           },
           py::arg("outputs"), py::arg("inputs"), py::arg("op"), py::arg("protocol"))
       .def(
           "all_gather",
           [](TorchLocalRing& r, const Tensors& outputs, const Tensors& inputs,
              const std::string& protocol) {
-            r.all_gather(outputs, inputs, Request::of("auto", protocol));
+            r.all_gather(outputs, inputs, WayRequest::of("auto", protocol));
           },
           py::arg("outputs"), py::arg("inputs"), py::arg("protocol"))
       .def_property_readonly("size", &TorchLocalRing::ranks)

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 #include "torch/checks.h"
 
 namespace ringkern::torch_ext {

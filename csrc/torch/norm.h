@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "cpu/simd.h"
-#include "torch/calls.h"
+#include "torch/callers.h"
 #include "torch/checks.h"
 #include "torch/runner.h"
 
@@ -71,7 +71,7 @@ inline at::Tensor add_rms_norm(const at::Tensor& total, const at::Tensor& residu
 // Returns the norm, and the sum of `x` over all ranks and `residual`.
 inline std::pair<at::Tensor, at::Tensor> all_reduce_residual_rms_norm(
     Runner& c, const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
-    double eps, const Request& request) {
+    double eps, const WayRequest& request) {
   check_norm(x, residual, weight, eps);
   const int64_t row = x.size(-1);
   // The kernel counts the bytes of a row in an int.

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <utility>
 
-#include "torch/calls.h"
+#include "torch/callers.h"
 
 namespace ringkern::torch_ext {
 

@@ -6,14 +6,14 @@
 
 #include "core/direct.h"
 #include "core/trace.h"
-#include "cpu/engine.h"
+#include "cpu/executor.h"
 #include "cpu/mesh.h"
 #include "cuda/mesh.h"
 #include "torch/bindings.h"
 #include "torch/choice.h"
 #include "torch/plan.h"
 #if RK_WITH_CUDA
-#include "cuda/engine.h"
+#include "cuda/executor.h"
 #include "cuda/shape.h"
 #endif
 
@@ -239,7 +239,7 @@ py::object describe(const std::string& device, const std::string& collective,
 // Chooses the way of a call from a tuner's lists.
 std::pair<std::string, std::string> choose(const std::string& device, const WayTables::Lists& lists,
                                            const std::string& collective, const std::string& dtype,
-                                           int64_t bytes, const Request& request) {
+                                           int64_t bytes, const WayRequest& request) {
   const auto type = c10::Device(device).type();
   WayTables tables;
   tables.set(device, lists);
@@ -258,7 +258,7 @@ void bind_plan(py::module_& m) {
          const std::string& dtype, int64_t bytes, const std::string& algorithm,
          const std::string& protocol, bool in_rank_order, bool wide) {
         return choose(device, lists, collective, dtype, bytes,
-                      Request::of(algorithm, protocol, in_rank_order, wide));
+                      WayRequest::of(algorithm, protocol, in_rank_order, wide));
       },
       py::arg("device"), py::arg("lists"), py::arg("collective"), py::arg("dtype"),
       py::arg("nbytes"), py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"),

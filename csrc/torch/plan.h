@@ -3,7 +3,7 @@
 
 #include <c10/core/Device.h>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 
 namespace ringkern::torch_ext {
 

@@ -34,7 +34,7 @@ int64_t unix_time_offset() {
          nanoseconds(Clock::now().time_since_epoch()).count();
 }
 
-py::dict call_for_python(const ringkern::Call& call, int64_t offset) {
+py::dict call_for_python(const CallRecord& call, int64_t offset) {
   using namespace py::literals;
   const CallNames names = names_of(call.words.what);
   return py::dict("seq"_a = call.seq, "collective"_a = names.collective, "op"_a = names.op,
@@ -58,7 +58,7 @@ py::list recorded_calls_for_python() {
   py::list rings;
   for (const RingRecord& r : records) {
     py::list calls;
-    for (const ringkern::Call& call : r.calls) calls.append(call_for_python(call, offset));
+    for (const CallRecord& call : r.calls) calls.append(call_for_python(call, offset));
     rings.append(py::dict("name"_a = r.name, "device"_a = r.device, "rank"_a = r.rank,
                           "ranks"_a = r.ranks, "timeout_ms"_a = r.timeout_ms,
                           "failure"_a = r.failure ? fault_for_python(*r.failure) : py::none(),

@@ -7,7 +7,7 @@
 namespace ringkern::torch_ext {
 
 WorkPtr Runner::submit_one(c10d::OpType type, const at::Tensor& output, Prepared task,
-                           const Request& request, bool async_op) {
+                           const WayRequest& request, bool async_op) {
   Call call;
   call.type = type;
   call.device = task.device;
@@ -17,26 +17,26 @@ WorkPtr Runner::submit_one(c10d::OpType type, const at::Tensor& output, Prepared
 }
 
 WorkPtr Runner::all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op,
-                           const Request& request, bool async_op) {
+                           const WayRequest& request, bool async_op) {
   return submit_one(c10d::OpType::ALLREDUCE, tensor, prepare_all_reduce(tensor, op_of(op), ranks()),
                     request, async_op);
 }
 
 WorkPtr Runner::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                               const c10d::ReduceOp& op, const Request& request, bool async_op) {
+                               const c10d::ReduceOp& op, const WayRequest& request, bool async_op) {
   return submit_one(c10d::OpType::_REDUCE_SCATTER_BASE, output,
                     prepare_reduce_scatter(output, input, op_of(op), rank(), ranks()), request,
                     async_op);
 }
 
 WorkPtr Runner::all_gather(const at::Tensor& output, const at::Tensor& input,
-                           const Request& request, bool async_op) {
+                           const WayRequest& request, bool async_op) {
   return submit_one(c10d::OpType::_ALLGATHER_BASE, output,
                     prepare_all_gather(output, input, rank(), ranks()), request, async_op);
 }
 
 std::vector<int64_t> Runner::time_all_reduce(const at::Tensor& tensor, int64_t calls,
-                                             const Request& request) {
+                                             const WayRequest& request) {
   std::vector<int64_t> times(static_cast<size_t>(calls));
   for (int64_t& time : times) {
     const auto start = Clock::now();
@@ -79,8 +79,8 @@ void bind_runner(py::module_& m) {
           [](Runner& r, const at::Tensor& tensor, const c10d::ReduceOp& op,
              const std::string& algorithm, const std::string& protocol, bool in_rank_order,
              bool wide, bool async_op) {
-            return r.all_reduce(tensor, op, Request::of(algorithm, protocol, in_rank_order, wide),
-                                async_op);
+            return r.all_reduce(tensor, op,
+                                WayRequest::of(algorithm, protocol, in_rank_order, wide), async_op);
           },
           py::arg("tensor"), py::arg("op"), py::arg("algorithm"), py::arg("protocol"),
           py::arg("in_rank_order"), py::arg("wide"), py::arg("async_op"))
@@ -90,7 +90,8 @@ void bind_runner(py::module_& m) {
              double eps, const std::string& algorithm, const std::string& protocol,
              bool in_rank_order, bool wide) {
             return all_reduce_residual_rms_norm(
-                r, x, residual, weight, eps, Request::of(algorithm, protocol, in_rank_order, wide));
+                r, x, residual, weight, eps,
+                WayRequest::of(algorithm, protocol, in_rank_order, wide));
           },
           py::arg("x"), py::arg("residual"), py::arg("weight"), py::arg("eps"),
           py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"), py::arg("wide"))
@@ -98,7 +99,7 @@ void bind_runner(py::module_& m) {
           "reduce_scatter",
           [](Runner& r, const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op,
              const std::string& protocol, bool async_op) {
-            return r.reduce_scatter(output, input, op, Request::of("auto", protocol), async_op);
+            return r.reduce_scatter(output, input, op, WayRequest::of("auto", protocol), async_op);
           },
           py::arg("output"), py::arg("input"), py::arg("op"), py::arg("protocol"),
           py::arg("async_op"))
@@ -106,7 +107,7 @@ void bind_runner(py::module_& m) {
           "all_gather",
           [](Runner& r, const at::Tensor& output, const at::Tensor& input,
              const std::string& protocol, bool async_op) {
-            return r.all_gather(output, input, Request::of("auto", protocol), async_op);
+            return r.all_gather(output, input, WayRequest::of("auto", protocol), async_op);
           },
           py::arg("output"), py::arg("input"), py::arg("protocol"), py::arg("async_op"))
       .def(
@@ -114,7 +115,7 @@ void bind_runner(py::module_& m) {
           [](Runner& r, const at::Tensor& tensor, int64_t calls, const std::string& algorithm,
              const std::string& protocol, bool in_rank_order, bool wide) {
             return r.time_all_reduce(tensor, calls,
-                                     Request::of(algorithm, protocol, in_rank_order, wide));
+                                     WayRequest::of(algorithm, protocol, in_rank_order, wide));
           },
           py::arg("tensor"), py::arg("calls"), py::arg("algorithm") = "auto",
           py::arg("protocol") = "auto", py::arg("in_rank_order") = false, py::arg("wide") = false)

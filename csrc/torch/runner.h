@@ -10,7 +10,7 @@
 
 #include "comm/agreement.h"
 #include "p2p/engine.h"
-#include "torch/calls.h"
+#include "torch/callers.h"
 #include "torch/choice.h"
 #include "torch/on_fault.h"
 #include "torch/work.h"
@@ -21,7 +21,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 // Options of a call.
 struct CallOptions {
-  Request request{};
+  WayRequest request{};
   bool async_op = false;
   Milliseconds timeout{0};              // for each wait; 0: the communicator's
   std::optional<c10::Stream> stream{};  // of an asynchronous call on CUDA
@@ -49,17 +49,17 @@ class Runner {
   virtual WorkPtr submit(Call call, const CallOptions& options) = 0;
 
   // The calls of Python; a synchronous one returns null.
-  WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, const Request& request,
+  WorkPtr all_reduce(const at::Tensor& tensor, const c10d::ReduceOp& op, const WayRequest& request,
                      bool async_op);
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input,
-                         const c10d::ReduceOp& op, const Request& request, bool async_op);
-  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const Request& request,
+                         const c10d::ReduceOp& op, const WayRequest& request, bool async_op);
+  WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const WayRequest& request,
                      bool async_op);
   // Returns the sum of `x` over all ranks, contiguous; on CUDA on one host perhaps with `norm`.
-  virtual at::Tensor sum_of(const at::Tensor& x, const Request& request, RowNorm* norm) = 0;
+  virtual at::Tensor sum_of(const at::Tensor& x, const WayRequest& request, RowNorm* norm) = 0;
   // Returns the nanoseconds that each of so many all-reduces took.
   std::vector<int64_t> time_all_reduce(const at::Tensor& tensor, int64_t calls,
-                                       const Request& request);
+                                       const WayRequest& request);
 
   // Returns the lists that calls on this kind of device are chosen from: rank 0's once the ranks of
   // a ring are connected, until then this rank's.
@@ -81,10 +81,10 @@ class Runner {
  protected:
   // Runs a call of one task that nobody needs the work of, unless it is asynchronous.
   WorkPtr submit_one(c10d::OpType type, const at::Tensor& output, Prepared task,
-                     const Request& request, bool async_op);
+                     const WayRequest& request, bool async_op);
   // Runs an all-reduce at once, or does nothing and returns false: submit() has to do it.
   virtual bool all_reduce_now(const at::Tensor& /*out*/, const at::Tensor& /*in*/, Op /*op*/,
-                              const Request& /*request*/) {
+                              const WayRequest& /*request*/) {
     return false;
   }
 };
@@ -97,7 +97,8 @@ class P2pRunner {
 
   // Returns at once; the work is complete when all transfers of the call have arrived (CPU), or are
   // enqueued (CUDA). `tag`: what the two ends of each have alike.
-  virtual WorkPtr post(Call call, uint64_t tag, const Request& request, Milliseconds timeout) = 0;
+  virtual WorkPtr post(Call call, uint64_t tag, const WayRequest& request,
+                       Milliseconds timeout) = 0;
   virtual void abort(const std::string& reason) = 0;
   virtual void close(Milliseconds patience) = 0;
   // On CUDA, what is posted between the two is launched together, by the second.

@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 #include "comm/worker.h"
 #include "core/lookout.h"
 

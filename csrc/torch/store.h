@@ -16,7 +16,7 @@
 #include <thread>
 #include <utility>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 
 namespace ringkern::torch_ext {
 

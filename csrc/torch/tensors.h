@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 
 namespace ringkern::torch_ext {
 

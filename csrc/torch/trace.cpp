@@ -58,8 +58,8 @@ std::vector<TimedRow> rows_of(const at::Tensor& memory, const Plan& plan) {
 std::vector<TimedRow> record_all_reduce(TorchCommunicator& c, const at::Tensor& tensor,
                                         const std::string& protocol) {
   Prepared prepared = prepare_all_reduce(tensor, op_of(c10d::ReduceOp::SUM), c.ranks());
-  const Request request{Algorithm::ring, parse<Protocol>(protocol, kProtocols, "protocol")};
-  choose_way(prepared.task, request, prepared.device.type());
+  const WayRequest request{Algorithm::ring, parse<Protocol>(protocol, kProtocols, "protocol")};
+  apply_request(prepared.task, request, prepared.device.type());
   const Plan plan =
       ring_plan(prepared.device.type(), prepared.task, c.ranks(), c.geometry_on(prepared.device));
   check_traceable(prepared, plan);

@@ -2,7 +2,7 @@
 
 namespace ringkern::torch_ext {
 
-RingWork::~RingWork() {
+CallWork::~CallWork() {
   if (streams_.empty()) return;
   const c10::impl::VirtualGuardImpl impl(device_.type());
   call_.for_each_tensor([&](const at::Tensor& t) {
@@ -11,7 +11,7 @@ RingWork::~RingWork() {
   });
 }
 
-void RingWork::end_part(std::exception_ptr error) {
+void CallWork::end_part(std::exception_ptr error) {
   std::unique_lock lock(state_);
   if (error && !error_) error_ = for_torch(error);
   const bool last = --parts_ == 0, ok = !error_;
@@ -27,13 +27,13 @@ void RingWork::end_part(std::exception_ptr error) {
   if (last) complete();
 }
 
-void RingWork::follow(std::shared_ptr<EnqueuedCalls> enqueued, uint64_t seq) {
+void CallWork::follow(std::shared_ptr<EnqueuedCalls> enqueued, uint64_t seq) {
   if (!enqueued) return;
   std::lock_guard lock(state_);
   enqueued_.emplace_back(std::move(enqueued), seq);
 }
 
-bool RingWork::isCompleted() {
+bool CallWork::isCompleted() {
   if (captured_)  // an event of a capture cannot be queried, and a query would end the capture
     called_by_torch([] {
       throw UsageError(
@@ -48,7 +48,7 @@ bool RingWork::isCompleted() {
   return ended_;
 }
 
-std::exception_ptr RingWork::exception() const {
+std::exception_ptr CallWork::exception() const {
   std::vector<Followed> calls;
   {
     std::lock_guard lock(state_);
@@ -61,7 +61,7 @@ std::exception_ptr RingWork::exception() const {
   return nullptr;
 }
 
-void RingWork::synchronize() {
+void CallWork::synchronize() {
   if (device_.is_cpu()) return;
   std::unique_lock lock(state_);
   all_ended_.wait(lock, [this] { return ended_; });
@@ -71,7 +71,7 @@ void RingWork::synchronize() {
   if (const auto error = exception()) std::rethrow_exception(error);
 }
 
-bool RingWork::wait(std::chrono::milliseconds timeout) {
+bool CallWork::wait(std::chrono::milliseconds timeout) {
   // torch's own end comes after the callbacks: one of them would wait for itself.
   if (calling_back_ == std::this_thread::get_id()) {
     if (const auto error = exception()) std::rethrow_exception(error);
@@ -85,7 +85,7 @@ bool RingWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-c10::intrusive_ptr<RingWork::Future> RingWork::getFuture() {
+c10::intrusive_ptr<CallWork::Future> CallWork::getFuture() {
   std::unique_lock lock(state_);
   if (future_) return future_;
   future_ = c10::make_intrusive<Future>(c10::ListType::ofTensors(),
@@ -97,13 +97,13 @@ c10::intrusive_ptr<RingWork::Future> RingWork::getFuture() {
   return future_;
 }
 
-int RingWork::sourceRank() const {
+int CallWork::sourceRank() const {
   if (source_ < 0)
     throw py::value_error("source_rank() is known of a receive, once it has completed");
   return source_;
 }
 
-void RingWork::note_stream() {
+void CallWork::note_stream() {
   if (device_.is_cpu()) return;
   const c10::impl::VirtualGuardImpl impl(device_.type());
   const c10::Stream stream = impl.getStream(device_);
@@ -115,7 +115,7 @@ void RingWork::note_stream() {
   streams_.push_back(stream);
 }
 
-std::chrono::milliseconds RingWork::wait_for_end(std::chrono::milliseconds timeout) {
+std::chrono::milliseconds CallWork::wait_for_end(std::chrono::milliseconds timeout) {
   const bool for_ever = timeout == kNoTimeout;
   const auto end = Clock::now() + timeout;
   const Signals signals(this, [this](const std::string& reason) { abort_for(reason); });
@@ -133,7 +133,7 @@ std::chrono::milliseconds RingWork::wait_for_end(std::chrono::milliseconds timeo
   return std::max(left, std::chrono::milliseconds(1));
 }
 
-void RingWork::wait_for_device(Clock::time_point end) {
+void CallWork::wait_for_device(Clock::time_point end) {
   const Signals signals(this, [this](const std::string& reason) { abort_for(reason); });
   while (!captured_ && !isCompleted()) {
     if (Clock::now() >= end) C10_THROW_ERROR(DistBackendError, "Operation timed out!");
@@ -144,7 +144,7 @@ void RingWork::wait_for_device(Clock::time_point end) {
   if (const auto error = exception()) std::rethrow_exception(error);
 }
 
-void RingWork::complete() {
+void CallWork::complete() {
   {
     std::lock_guard lock(ending_);  // whoever is to abort it may end from here on
     over_ = true;
@@ -157,7 +157,7 @@ void RingWork::complete() {
   lock.unlock();
   all_ended_.notify_all();
   if (asked && elsewhere_)
-    return elsewhere_([self = c10::intrusive_ptr<RingWork>::reclaim_copy(this)] {
+    return elsewhere_([self = c10::intrusive_ptr<CallWork>::reclaim_copy(this)] {
       self->fulfil();
       self->finish(self->error_);
     });
@@ -165,13 +165,13 @@ void RingWork::complete() {
   finish(error_);
 }
 
-void RingWork::fulfil() {
+void CallWork::fulfil() {
   calling_back_ = std::this_thread::get_id();
   set_future();
   calling_back_ = std::thread::id();
 }
 
-void RingWork::set_future() {
+void CallWork::set_future() {
   if (error_) return future_->setError(error_);
   if (device_.is_cpu()) return future_->markCompleted(c10::IValue(outputs_));
   // A future has one stream of a device, and that is torch's for those who ask.
@@ -182,7 +182,7 @@ void RingWork::set_future() {
   future_->markCompleted(c10::IValue(outputs_));
 }
 
-void RingWork::release() {
+void CallWork::release() {
   Call over;  // goes after the lock: the end of a tensor may have to wait for the GIL
   std::lock_guard lock(state_);
   std::swap(over, call_);

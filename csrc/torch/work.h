@@ -64,20 +64,20 @@ struct Call {
   }
 };
 
-class RingWork : public c10d::Work {
+class CallWork : public c10d::Work {
  public:
   using Future = c10::ivalue::Future;
   using Elsewhere = std::function<void(std::function<void()>)>;
 
   // `parts`: how often `end_part` will be called. `elsewhere`: runs what is given to it on another
   // thread, for the callbacks of the future, where they must not keep the thread that ends a part.
-  RingWork(Call call, int parts, Elsewhere elsewhere = nullptr)
+  CallWork(Call call, int parts, Elsewhere elsewhere = nullptr)
       : Work(/*rank=*/-1, call.type, call.title, call.inputs), call_(std::move(call)),
         device_(call_.device), outputs_(call_.outputs), elsewhere_(std::move(elsewhere)),
         parts_(parts) {}
 
   // The memory of what nobody has waited for may be in use for a while yet.
-  ~RingWork() override;
+  ~CallWork() override;
 
   // A part has its result (CPU), or has it enqueued on the current stream (CUDA); or failed. From
   // any thread; the first failure is what the call ends in. The last part finishes the call.
@@ -177,9 +177,9 @@ class JointWork : public c10d::Work {
   const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
 
-// Does what RingWork::abort_by() does, for whatever is waited for.
+// Does what CallWork::abort_by() does, for whatever is waited for.
 inline void abort_by(c10d::Work& work, const Abort& abort) {
-  if (auto* const one = dynamic_cast<RingWork*>(&work)) one->abort_by(abort);
+  if (auto* const one = dynamic_cast<CallWork*>(&work)) one->abort_by(abort);
   if (auto* const several = dynamic_cast<JointWork*>(&work))
     for (const auto& part : several->works()) abort_by(*part, abort);
 }

@@ -57,7 +57,7 @@ def test_map_is_that_of_the_readme() -> None:
     [
         ("reduce/a.h", '#include "core/some.h"'),
         ("cpu/a.h", '#include "reduce/some.h"'),
-        ("cpu/a.h", '#include "comm/ports.h"'),
+        ("cpu/a.h", '#include "comm/interfaces.h"'),
         ("cpu/a.cpp", "#include <sys/mman.h>"),
         ("cpu/a.cpp", "#include <immintrin.h>"),
         ("cuda/a.cuh", '#include "comm/probe.h"'),

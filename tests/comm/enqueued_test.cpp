@@ -29,7 +29,7 @@ Fault fault_in(const std::exception_ptr& error) {
 // Returns true if the record of a rank shows that the device has completed the call.
 bool shows(int rank, uint64_t seq) {
   for (const RingRecord& record : recorded_calls())
-    for (const Call& call : record.calls)
+    for (const CallRecord& call : record.calls)
       if (!record.failure && record.rank == rank && call.seq == seq) return call.ended != 0;
   return false;
 }
@@ -221,7 +221,7 @@ TEST_CASE("a call that the device will not show is not waited for") {
         r.wait(10);
         r.pass();
         for (const RingRecord& record : recorded_calls())
-          for (const Call& call : record.calls) CHECK(record.failure || call.ended != 0);
+          for (const CallRecord& call : record.calls) CHECK(record.failure || call.ended != 0);
       },
       /*enqueues=*/true);
 }
@@ -243,7 +243,7 @@ TEST_CASE("a rank alone on its device is watched, too") {
   // On a CPU the program can act after a fault.
   std::atomic<int> after{0};
   on_ranks(1, [&](Rank& r) {
-    r.device.after_fault = [&](const Fault& why, bool here) { after += why.given && !here; };
+    r.device.after_fault = [&](const Fault& why, bool here) { after += why.from_outside && !here; };
     r.pass();
     r.comm.give_up(fault_of(Event::quoted_loss, 0, 1));
     REQUIRE(within(kSoon, [&] { return after == 1; }));

@@ -78,7 +78,7 @@ TEST_CASE("ranks without a call see that one gave up") {
     until([&] { return r.comm.trouble().has_value(); });
     const Fault found = *r.comm.trouble();
     CHECK(found.cause == Cause::peer_lost);
-    CHECK(found.given);
+    CHECK(found.from_outside);
     CHECK_EQ(found.reporter, 19);
     CHECK_EQ(found.rank, 17);
     CHECK_EQ(found.seq, uint64_t(23));
@@ -109,7 +109,7 @@ TEST_CASE("ranks without a call see that another was lost, by their numbers in t
           until([&] { return r.comm.trouble().has_value(); });
           const Fault found = *r.comm.trouble();
           CHECK(found.cause == Cause::peer_lost);
-          CHECK(!found.given);
+          CHECK(!found.from_outside);
           CHECK_EQ(found.reporter, 12);
           CHECK_EQ(found.rank, 11);
           CHECK_CONTAINS(text_of(found), "rank 11 (pid ");

@@ -2,7 +2,7 @@
 #include <signal.h>
 
 #include "comm/processes.h"
-#include "cpu/engine.h"
+#include "cpu/executor.h"
 #include "cpu/shm.h"
 
 using namespace ringkern;
@@ -25,7 +25,7 @@ constexpr std::pair<Algorithm, Protocol> kWays[] = {
 struct Rank {
   cpu::ShmTransport transport{cpu::segment_bytes(small())};
   Neighbours neighbours;
-  std::unique_ptr<cpu::Engine> engine;
+  std::unique_ptr<cpu::CpuExecutor> engine;
 
   Rank(Store& store, const std::string& prefix, const Place& place) {
     Joiner joiner{store, prefix, place};
@@ -40,8 +40,8 @@ struct Rank {
       segments.prev = segments.all[size_t(place.prev)];
     };
     neighbours = joiner.join();
-    engine = std::make_unique<cpu::Engine>(segments, small(), place.rank, place.size,
-                                           std::chrono::seconds(20));
+    engine = std::make_unique<cpu::CpuExecutor>(segments, small(), place.rank, place.size,
+                                                std::chrono::seconds(20));
   }
 };
 

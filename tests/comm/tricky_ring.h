@@ -8,7 +8,7 @@
 
 #include "comm/communicator.h"
 #include "comm/ring_of_threads.h"
-#include "cpu/engine.h"
+#include "cpu/executor.h"
 #include "cpu/shm.h"
 
 namespace ringkern::test {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "check.h"
-#include "cpu/engine.h"
+#include "cpu/executor.h"
 #include "cpu/rest.h"
 
 using namespace ringkern;
@@ -157,8 +157,8 @@ void tensors_are_staged_unless_all_are_in_arenas(bool both) {
       known->mine = &arenas[r];
       for (const Arena& arena : arenas)
         known->of.push_back(std::make_shared<PeerArena>(arena.fd(), arena.bytes()));
-      Engine engine({all[size_t(r)], all[size_t(1 - r)], all[size_t(1 - r)], all}, geometry, r,
-                    kRanks, std::chrono::seconds(60), known);
+      CpuExecutor engine({all[size_t(r)], all[size_t(1 - r)], all[size_t(1 - r)], all}, geometry, r,
+                         kRanks, std::chrono::seconds(60), known);
       Task task;
       task.algorithm = Algorithm::two_shot;
       task.in = task.out = tensors[r];

@@ -3,7 +3,7 @@
 //
 // The engine is compiled into this file, with its own number of bits; the library's is not linked.
 #define RK_LL_FLAG_BITS 8
-#include "cpu/engine.cpp"
+#include "cpu/executor.cpp"
 #include "cpu/link.cpp"
 #include "cpu/wait.cpp"
 

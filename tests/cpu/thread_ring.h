@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "check.h"
-#include "cpu/engine.h"
+#include "cpu/executor.h"
 #include "reduce/ops.h"
 
 namespace ringkern::test {
@@ -49,7 +49,8 @@ class ThreadRing {
         arenas = std::make_shared<cpu::Arenas>();
         *arenas = {arenas_[size_t(r)].get(), offered};
       }
-      engines_.push_back(std::make_unique<cpu::Engine>(s, geometry, r, ranks, timeout, arenas));
+      engines_.push_back(
+          std::make_unique<cpu::CpuExecutor>(s, geometry, r, ranks, timeout, arenas));
     }
   }
 
@@ -58,7 +59,7 @@ class ThreadRing {
   const RingOrders& orders() const { return orders_; }
   // A rank shows its call here; only ranks that count their own calls read it.
   CallLine& line(int rank, uint64_t seq) { return lines_[size_t(rank)][seq % kCallLines]; }
-  cpu::Engine& engine(int rank) { return *engines_[size_t(rank)]; }
+  cpu::CpuExecutor& engine(int rank) { return *engines_[size_t(rank)]; }
   cpu::Arena& arena(int rank) { return *arenas_[size_t(rank)]; }
   const cpu::Board& board(int rank) {
     return *reinterpret_cast<cpu::Board*>(static_cast<std::byte*>(at(rank)) +
@@ -90,7 +91,7 @@ class ThreadRing {
   std::vector<std::array<CallLine, kCallLines>> lines_;
   std::vector<std::unique_ptr<void, void (*)(void*)>> memory_;
   std::vector<std::unique_ptr<cpu::Arena>> arenas_;
-  std::vector<std::unique_ptr<cpu::Engine>> engines_;
+  std::vector<std::unique_ptr<cpu::CpuExecutor>> engines_;
 };
 
 // Returns true if inputs are combined, and false if one is passed on.

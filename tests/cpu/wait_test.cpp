@@ -204,7 +204,7 @@ TEST_CASE("no wake-up is lost") {
       std::atomic_signal_fence(std::memory_order_seq_cst);
     cpu::store_release(value, i);
     cpu::publish_barrier();
-    cpu::ring_if_asleep(the_bell);
+    cpu::notify_if_asleep(the_bell);
     woken = i;
   }
   sleeper.join();

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "cuda/device.h"
-#include "cuda/engine.h"
+#include "cuda/executor.h"
 #include "cuda/failure.h"
 #include "cuda/ipc.h"
 #include "cuda/local.h"
@@ -195,13 +195,13 @@ TEST_CASE("without a GPU every call reports so") {
   CHECK_THROWS(TransportError, call, IpcTransport(0, 1 << 20, 0, 2));
   CHECK_THROWS(TransportError, call, LocalRing({0, 0}, Milliseconds(1000)));
   CHECK_THROWS(TransportError, "nvidia-smi",
-               Engine({}, default_geometry(), 0, 1, 0, Milliseconds(1000)));
+               CudaExecutor({}, default_geometry(), 0, 1, 0, Milliseconds(1000)));
 }
 
 TEST_CASE("a bad geometry is refused") {
   Geometry g = default_geometry();
   g.slot_bytes[int(Protocol::ll128)] = 128;
-  CHECK_THROWS(UsageError, "LL128 slots", Engine({}, g, 0, 2, 0, Milliseconds(1000)));
+  CHECK_THROWS(UsageError, "LL128 slots", CudaExecutor({}, g, 0, 2, 0, Milliseconds(1000)));
   const Milliseconds timeout(1000);
   CHECK_THROWS(UsageError, "1 to 1024 ranks, not 0", LocalRing(std::vector<int>{}, timeout));
   CHECK_THROWS(UsageError, "1 to 32 ranks on a device, not 33 as on device 3",

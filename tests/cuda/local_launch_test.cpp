@@ -8,7 +8,7 @@
 
 #include "comm/probe.h"
 #include "comm/ring_of_threads.h"
-#include "cuda/engine.h"
+#include "cuda/executor.h"
 #include "cuda/fake_runtime.h"
 #include "cuda/ipc.h"
 #include "cuda/local.h"
@@ -177,20 +177,20 @@ TEST_CASE("impossible orders are refused") {
   Segments s;
   s.orders = test::the_order({0, 2, 1, 3});
   CHECK_THROWS(UsageError, "these orders of 3 ranks are invalid",
-               Engine(s, default_geometry(), 0, 3, 0, kTimeout));
+               CudaExecutor(s, default_geometry(), 0, 3, 0, kTimeout));
   std::byte here{};
   s.mine = &here;
   s.all = {&here, nullptr, &here, &here};  // rank 1 is no neighbour of rank 0
   {
-    Engine engine(s, default_geometry(), 0, 4, 0, kTimeout);
+    CudaExecutor engine(s, default_geometry(), 0, 4, 0, kTimeout);
   }
   s.all = {&here, &here, nullptr, &here};
   CHECK_THROWS(TransportError, "rank 0 and rank 2 are neighbours on a ring, and device 0",
-               Engine(s, default_geometry(), 0, 4, 0, kTimeout));
+               CudaExecutor(s, default_geometry(), 0, 4, 0, kTimeout));
   s.all.resize(3, &here);
   s.all[2] = &here;
   CHECK_THROWS(TransportError, "no access to the memory of rank 3",
-               Engine(s, default_geometry(), 0, 4, 0, kTimeout));
+               CudaExecutor(s, default_geometry(), 0, 4, 0, kTimeout));
 }
 
 std::vector<Task> direct_tasks(const std::vector<int>& devices, Algorithm algorithm) {
@@ -474,7 +474,7 @@ TEST_CASE("an abort is told to all") {
     mine.all.push_back(segment = static_cast<std::byte*>(test::zeroed(bytes)));
   mine.mine = segments[2], mine.next = segments[3], mine.prev = segments[1];
   {
-    Engine engine(mine, geometry, 2, 5, 0, kTimeout);
+    CudaExecutor engine(mine, geometry, 2, 5, 0, kTimeout);
     engine.abort();
   }
   for (int r = 0; r < 5; ++r) {
@@ -514,7 +514,7 @@ TEST_CASE("an abort is told to the neighbours on every channel") {
   mine.mine = segments[2];
   mine.orders = orders;
   {
-    Engine engine(mine, geometry, 2, 5, 0, kTimeout);
+    CudaExecutor engine(mine, geometry, 2, 5, 0, kTimeout);
     engine.abort();
   }
   const int next[] = {4, 4, 1}, prev[] = {0, 1, 3};

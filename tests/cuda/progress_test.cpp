@@ -4,7 +4,7 @@
 
 #if RK_WITH_CUDA
 
-#include "cuda/engine.h"
+#include "cuda/executor.h"
 #include "cuda/fake_runtime.h"
 #include "cuda/local.h"
 
@@ -85,7 +85,7 @@ struct Link {
     CHECK(engine.run(task).under_way);
   }
   const Segments memory = segments();
-  Engine engine{memory, geometry(), /*rank=*/0, /*ranks=*/2, /*device=*/0, kTimeout};
+  CudaExecutor engine{memory, geometry(), /*rank=*/0, /*ranks=*/2, /*device=*/0, kTimeout};
 };
 
 TEST_CASE("messages are launched together") {
@@ -178,7 +178,7 @@ TEST_CASE("a call that posts no number is not under way") {
 
 TEST_CASE("a ring of one has ended when its stream has") {
   runtime = {};
-  Engine engine({}, default_geometry(), 0, 1, 0, kTimeout);
+  CudaExecutor engine({}, default_geometry(), 0, 1, 0, kTimeout);
   float x = 1;
   Task task;
   task.in = task.out = &x;
@@ -266,7 +266,7 @@ TEST_CASE("an executor passes on what its launches show") {
   Segments s;
   s.mine = s.next = s.prev = &here;
   s.all = {&here, &here, &here};
-  Engine engine(s, default_geometry(), 1, 3, 0, kTimeout);
+  CudaExecutor engine(s, default_geometry(), 1, 3, 0, kTimeout);
   const Executor& executor = engine;
   Task task = tasks_of(9)[0];
   CHECK(engine.run(task).under_way);
@@ -290,7 +290,7 @@ TEST_CASE("an engine raises what its launches show, and what a launch fails with
     std::vector<std::byte> here(size_t(cuda::segment_bytes(default_geometry(), 3)));
     s.mine = s.next = s.prev = here.data();
     s.all = {here.data(), here.data(), here.data()};
-    Engine engine(s, default_geometry(), 1, 3, 0, kTimeout);
+    CudaExecutor engine(s, default_geometry(), 1, 3, 0, kTimeout);
     Task task = tasks_of(9)[0];
     engine.run(task);
     Mailbox* mailbox = runtime.launches[0].args.ranks[0].mailbox;

@@ -4,7 +4,7 @@
 
 #if RK_WITH_CUDA
 
-#include "cuda/engine.h"
+#include "cuda/executor.h"
 #include "cuda/fake_runtime.h"
 
 using namespace ringkern;
@@ -121,7 +121,7 @@ cuda::AcrossArgs launched(const Task& task, unsigned long long capture = 0) {
   s.mine = memory[0].data();
   s.next = s.prev = memory[1].data();
   s.all = {memory[0].data(), memory[1].data()};
-  Engine engine(s, default_geometry(), 0, 2, 0, Milliseconds(1000), &two.first);
+  CudaExecutor engine(s, default_geometry(), 0, 2, 0, Milliseconds(1000), &two.first);
   runtime.capture = capture;
   const auto shown = [&] { return two.second.place_of(task.out, 1) != 0; };
   two.second.exchange();

@@ -2,7 +2,7 @@
 #include "fault/render.h"
 
 #include "check.h"
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 
 using namespace ringkern;
 

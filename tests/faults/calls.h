@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "comm/communicator.h"
-#include "cpu/engine.h"
+#include "cpu/executor.h"
 #include "cpu/shm.h"
 #include "drawn.h"
 #include "shared.h"
@@ -29,7 +29,7 @@ inline Device cpu_device(int rank, int ranks, Milliseconds timeout,
     return std::make_unique<cpu::ShmTransport>(bytes, arenas);
   };
   device.make_executor = [=, geometry = device.terms.geometry](const Segments& segments) {
-    return std::make_unique<cpu::Engine>(segments, geometry, rank, ranks, timeout, arenas);
+    return std::make_unique<cpu::CpuExecutor>(segments, geometry, rank, ranks, timeout, arenas);
   };
   return device;
 }

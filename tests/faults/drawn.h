@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 #include "cpu/arena.h"
 #include "reduce/dtype.h"
 

@@ -161,7 +161,7 @@ TEST_CASE("the first to report does not wait for the store to confirm it") {
     if (how == "look" || how == "get") gate.pass();
   };
   const Fault first = group[0].tell(lost(0, 3), kForEver);
-  CHECK(first.rank == 3 && first.given);
+  CHECK(first.rank == 3 && first.from_outside);
   gate.shut(false);
 }
 

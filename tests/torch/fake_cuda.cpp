@@ -200,7 +200,7 @@ RK_EXPORT PyObject* fake_work(long seq) {
   ringkern::torch_ext::Call call;
   call.type = c10d::OpType::ALLREDUCE;
   call.device = c10::Device(c10::kCUDA, 0);
-  auto work = c10::make_intrusive<ringkern::torch_ext::RingWork>(std::move(call), 1);
+  auto work = c10::make_intrusive<ringkern::torch_ext::CallWork>(std::move(call), 1);
   work->follow(told_calls, uint64_t(seq));
   work->end_part(nullptr);
   return py::cast(c10::intrusive_ptr<c10d::Work>(std::move(work))).release().ptr();

@@ -2,7 +2,7 @@
 // start, and a descriptor is a page's number.
 #pragma once
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 
 namespace ringkern {
 

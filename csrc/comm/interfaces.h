@@ -262,7 +262,7 @@ struct RunResult {
 
 // Chooses algorithm and protocol if `t.choice` leaves them open. Throws UsageError if the task asks
 // for a way that this ring does not have.
-inline void choose(Task& t, const WayTable& ways) {
+inline void resolve_auto(Task& t, const WayTable& ways) {
   if (t.choice != Choice::none) {
     const Way way = ways.choose(t.choice, t.count * size_of(t.reduction.dtype));
     t.algorithm = way.algorithm;

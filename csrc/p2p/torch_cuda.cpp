@@ -1,13 +1,13 @@
-#include "p2p/torch_devices.h"
+#include "p2p/torch_cuda.h"
 
 namespace ringkern::torch_ext {
 
 DeviceP2p::DeviceP2p(std::shared_ptr<Store> store, std::string name, Seat seat,
-                     Milliseconds timeout, RankNames names, RingWork::Elsewhere elsewhere)
+                     Milliseconds timeout, RankNames names, CallWork::Elsewhere elsewhere)
     : store_(std::move(store)), name_(std::move(name)), seat_(seat), timeout_(timeout),
       names_(std::move(names)), elsewhere_(std::move(elsewhere)) {}
 
-c10::intrusive_ptr<RingWork> DeviceP2p::post(Call call, const Request& request,
+c10::intrusive_ptr<CallWork> DeviceP2p::post(Call call, const WayRequest& request,
                                              Milliseconds timeout, bool collective) {
   const c10::Device device = call.device;
   const c10::DeviceGuard device_guard(device);
@@ -27,7 +27,7 @@ c10::intrusive_ptr<RingWork> DeviceP2p::post(Call call, const Request& request,
   }
   auto called = std::make_shared<c10::Event>(device.type());
   called->record(user);
-  auto work = c10::make_intrusive<RingWork>(std::move(call), std::max(1, int(transfers.size())),
+  auto work = c10::make_intrusive<CallWork>(std::move(call), std::max(1, int(transfers.size())),
                                             elsewhere_);
   if (transfers.empty()) work->end_part(nullptr);
   std::vector<Message> messages;
@@ -119,7 +119,7 @@ std::shared_ptr<DeviceP2p::Pair> DeviceP2p::pair_for(const Transfer& transfer, c
   return pair;
 }
 
-Task DeviceP2p::task_of(const Transfer& transfer, const Request& request) {
+Task DeviceP2p::task_of(const Transfer& transfer, const WayRequest& request) {
   Task task;
   task.collective = Collective::send_recv;
   task.reduction.dtype = DType::u8;

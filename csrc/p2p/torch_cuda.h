@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "torch/calls.h"
+#include "torch/callers.h"
 #include "torch/checks.h"
 #include "torch/devices.h"
 #include "torch/work.h"
@@ -42,11 +42,11 @@ class DeviceP2p {
  public:
   // `elsewhere`: runs the callbacks of futures.
   DeviceP2p(std::shared_ptr<Store> store, std::string name, Seat seat, Milliseconds timeout,
-            RankNames names, RingWork::Elsewhere elsewhere);
+            RankNames names, CallWork::Elsewhere elsewhere);
 
   void set_on_fault(OnFault policy) { on_fault_ = policy; }
 
-  c10::intrusive_ptr<RingWork> post(Call call, const Request& request, Milliseconds timeout,
+  c10::intrusive_ptr<CallWork> post(Call call, const WayRequest& request, Milliseconds timeout,
                                     bool collective);
   // Messages that are posted between the two are launched together.
   void hold();
@@ -73,7 +73,7 @@ class DeviceP2p {
     Task task;
     Copies copies;  // to the user's tensor, from the receive buffer
     std::shared_ptr<c10::Event> called;
-    c10::intrusive_ptr<RingWork> work;
+    c10::intrusive_ptr<CallWork> work;
     bool collective = false;  // a part of one
     int distance = 0;         // from the sender to the receiver, in rank order
   };
@@ -124,7 +124,7 @@ class DeviceP2p {
   std::shared_ptr<Pair> pair_for(const Transfer& transfer, c10::Device device);
 
   // A rule instead of rank 0's table chooses the protocol: pairs meet without rank 0.
-  static Task task_of(const Transfer& transfer, const Request& request);
+  static Task task_of(const Transfer& transfer, const WayRequest& request);
 
   // Launches the messages that have a link together. A missing link is made on a separate thread:
   // made here, in the order of the calls, ranks that send to each other would wait in a circle. The
@@ -163,7 +163,7 @@ class DeviceP2p {
   const Seat seat_;
   const Milliseconds timeout_;
   const RankNames names_;
-  const RingWork::Elsewhere elsewhere_;
+  const CallWork::Elsewhere elsewhere_;
   OnFault on_fault_ = OnFault::by_device;
   std::mutex launching_;  // keeps the launches of a pair in the order of its calls
   std::mutex mutex_;      // guards what follows

@@ -1,7 +1,7 @@
 // The CPU executor: runs the schedule of one rank on the thread that calls.
 #pragma once
 
-#include "comm/ports.h"
+#include "comm/interfaces.h"
 #include "cpu/link.h"
 #include "cpu/mesh.h"
 
@@ -11,13 +11,13 @@ namespace ringkern::cpu {
 // The mesh has one more.
 Geometry default_geometry();
 
-class Engine final : public Executor {
+class CpuExecutor final : public Executor {
  public:
-  // `segments` hold `segment_bytes(geometry)` each and outlive the engine. The ring is that of
+  // `segments` hold `segment_bytes(geometry)` each and outlive the executor. The ring is that of
   // channel 0; throws UsageError if it cannot exist.
   // `arenas`: of tensors that need no copy; may be null.
-  Engine(const Segments& segments, const Geometry& geometry, int rank, int ranks,
-         std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas = nullptr);
+  CpuExecutor(const Segments& segments, const Geometry& geometry, int rank, int ranks,
+              std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas = nullptr);
 
   RunResult run(const Task& task) override;
   void abort() override;

@@ -1,4 +1,4 @@
-#include "cpu/engine.h"
+#include "cpu/executor.h"
 
 #include <string>
 #include <utility>
@@ -59,18 +59,18 @@ Geometry default_geometry() {
   return g;
 }
 
-Engine::Engine(const Segments& segments, const Geometry& geometry, int rank, int ranks,
-               std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas)
+CpuExecutor::CpuExecutor(const Segments& segments, const Geometry& geometry, int rank, int ranks,
+                         std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas)
     : rank_(rank), ranks_(ranks), segments_(in_ring_order(segments, rank, ranks)),
       geometry_(geometry), timeout_(timeout),
       mesh_(segments, mesh_offset(geometry), rank, std::move(arenas)) {
   if (!geometry.valid() || geometry.channels != 1)
-    throw UsageError("the CPU engine needs one channel and at least two slots of 16 bytes, not " +
+    throw UsageError("a CPU needs one channel and at least two slots of 16 bytes, not " +
                      std::to_string(geometry.channels) + " channels and " +
                      std::to_string(geometry.slots) + " slots");
 }
 
-RunResult Engine::run(const Task& task) {
+RunResult CpuExecutor::run(const Task& task) {
   if (ranks_ == 1) {
     run_alone(task);
     return {};
@@ -107,7 +107,8 @@ RunResult Engine::run(const Task& task) {
   return {.rested = wait.rested()};
 }
 
-Verdict Engine::run_ring(const Task& task, const Reducer& reducer, Wait& wait, WaitReport& report) {
+Verdict CpuExecutor::run_ring(const Task& task, const Reducer& reducer, Wait& wait,
+                              WaitReport& report) {
   Plan plan =
       Plan::make(task.collective, task.protocol, ranks_, task.count, size_of(task.reduction.dtype),
                  /*workers=*/1, geometry_, /*channels=*/1, task.root);
@@ -124,11 +125,11 @@ Verdict Engine::run_ring(const Task& task, const Reducer& reducer, Wait& wait, W
   return run_protocol(context, plan, rank_, task.timeline);
 }
 
-void Engine::abort() {
+void CpuExecutor::abort() {
   for (void* segment : segments_.all) abort_waits(bell_of(segment));
 }
 
-void Engine::fail(const Task& task, std::chrono::nanoseconds timeout, const WaitReport& r) {
+void CpuExecutor::fail(const Task& task, std::chrono::nanoseconds timeout, const WaitReport& r) {
   abort();
   const bool data = r.what == WaitFor::data;
   const RingOrders& orders = segments_.orders;

@@ -12,12 +12,12 @@ constexpr bool fits_in_16_mib() {
 }
 static_assert(fits_in_16_mib());
 
-class Engine final : public Executor {
+class CudaExecutor final : public Executor {
  public:
   // `segments`, of `segment_bytes(geometry, ranks)` each, and `regions`, if there are any, outlive
-  // the engine. A ring of one has no segments.
-  Engine(const Segments& segments, const Geometry& geometry, int rank, int ranks, int device,
-         Milliseconds timeout, PeerRegions* regions = nullptr)
+  // the executor. A ring of one has no segments.
+  CudaExecutor(const Segments& segments, const Geometry& geometry, int rank, int ranks, int device,
+               Milliseconds timeout, PeerRegions* regions = nullptr)
       : launcher_(device, {Seat{rank, segments}}, ranks, geometry, timeout, /*one_process=*/false,
                   regions) {}
 
