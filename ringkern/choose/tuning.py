@@ -20,6 +20,9 @@ FORMAT = "ringkern tuning"
 VERSION = 1
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
+# Collectives that are not measured, and the one whose costs they have: a broadcast only moves data,
+# like an all-gather; a reduce adds, like a reduce-scatter.
+LIKE = {"broadcast": "all_gather", "reduce": "reduce_scatter"}
 RING = tuple(Way("ring", protocol) for protocol in ("simple", "ll", "ll128"))
 # The all-reduces without the ring, for each kind of device; of equal ones, the first is taken.
 DIRECT = {

@@ -6,9 +6,9 @@ import argparse
 
 from .. import _C, config
 from ..choose import tables
-from ..choose.explain.answer import LIKE, explain
+from ..choose.explain.answer import explain
 from ..choose.explain.explanation import Explanation
-from ..choose.tuning import COLLECTIVES
+from ..choose.tuning import COLLECTIVES, LIKE
 from ..units import parse_size, say_size, say_time
 from . import curves, options
 

@@ -11,11 +11,8 @@ from ... import _C
 from ...arguments import way_asked
 from .. import tables
 from ..cost import ANY_SIZE, Way, bus_bandwidth, hops, wire_bytes
-from ..tuning import COLLECTIVES
+from ..tuning import COLLECTIVES, LIKE
 from .explanation import Candidate, Explanation
-
-# A broadcast only moves data, like an all-gather; a reduce adds, like a reduce-scatter.
-LIKE = {"broadcast": "all_gather", "reduce": "reduce_scatter"}
 
 
 def explain(

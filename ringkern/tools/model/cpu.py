@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ...choose import tables
 from ...choose.cost import Way, wire_bytes
+from ...choose.tuning import LIKE
 from ...hosts.inter_host_cost import GLOO, GLOO_CROWDED, InterHostCost
 from .constants import PROTOCOLS
 from .estimate import FLAT_RING, FLAT_TREE, Estimate, Phase, estimate, hierarchy
@@ -93,9 +94,8 @@ def estimates(host: Host, network: Ethernet | None, nbytes: float) -> list[Estim
 
 
 def _measured(host: Host, way: Way, collective: str, nbytes: float) -> float:
-    """Returns microseconds inside a host. A broadcast moves like an all-gather; a reduce adds."""
-    like = {"broadcast": "all_gather", "reduce": "reduce_scatter"}.get(collective, collective)
-    cost = host.costs.measured.ways[like, way].cost
+    """Returns microseconds inside a host."""
+    cost = host.costs.measured.ways[LIKE.get(collective, collective), way].cost
     return cost.time_us(way, collective, host.ranks, nbytes)
 
 
