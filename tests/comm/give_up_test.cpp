@@ -155,7 +155,7 @@ TEST_CASE("ranks that are connecting end when one gives up") {
       r.pass();
     } catch (...) {
       other.join();
-      CHECK(r.comm.trouble()->given);
+      CHECK(r.comm.trouble()->from_outside);
       throw;
     }
     FAIL("nobody came, and no error");

@@ -41,7 +41,7 @@ TEST_CASE("a record arrives as it was written") {
   until([&] { return group[2].heard().has_value(); });
   const Fault heard = *group[2].heard();
   CHECK(heard.cause == Cause::peer_lost);
-  CHECK(heard.given);
+  CHECK(heard.from_outside);
   CHECK_EQ(heard.reporter, 0);
   CHECK_EQ(heard.rank, 3);
   CHECK_EQ(heard.seq, uint64_t(17));
@@ -335,7 +335,7 @@ TEST_CASE("an announced record may never come") {
   Group group;
   group.count("counter", 1);
   const Fault unsaid = *group[2].hear(kForEver);
-  CHECK(unsaid.event == Event::unsaid && unsaid.given && unsaid.rank == -1);
+  CHECK(unsaid.event == Event::unsaid && unsaid.from_outside && unsaid.rank == -1);
   Group of_two;
   of_two.count("counter", 1);
   CHECK_EQ(of_two[0].tell(lost(0, 3), kForEver).rank, 3);
