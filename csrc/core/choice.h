@@ -79,8 +79,8 @@ struct WayTable {
   }
 
   // Uses two_shot over Simple, which works on the tensors themselves, from the size on at which a
-  // list leaves one_shot. A call that requests two_shot uses it from 64 KiB on, which is a guess: it
-  // was not measured on GPUs.
+  // list leaves one_shot. A call that requests two_shot uses it from 64 KiB on: a guess, not
+  // measured.
   constexpr void take_tensors() {
     constexpr Way kTensors{Algorithm::two_shot, Protocol::simple};
     for (const Choice list : {Choice::automatic, Choice::in_rank_order}) {

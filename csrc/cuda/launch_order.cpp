@@ -137,8 +137,9 @@ std::unique_lock<std::mutex> LaunchOrder::follow_last(cudaStream_t stream, int b
 }
 
 // Makes `stream` wait for launches of other communicators, the oldest first, until `blocks` fit
-// beside the rest. A launch that has ended does not count, unless a graph has captured it, which may
-// be replayed at any time. A captured launch counts the largest launch of each other communicator.
+// beside the rest. A launch that has ended does not count, unless a graph has captured it, because
+// that may be replayed at any time. A captured launch counts the largest launch of each other
+// communicator.
 void LaunchOrder::make_room(cudaStream_t stream, int blocks) const {
   const auto count = [&](const Place* p) {
     return p == place_ ? 0 : capturing() ? p->most : p->peak;

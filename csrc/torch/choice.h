@@ -60,8 +60,8 @@ void apply_request(Task& task, const WayRequest& request, c10::DeviceType on);
 std::string why_not(c10::DeviceType device, Task task, const WayRequest& request, const Way& way,
                     int ranks);
 
-// Returns (algorithm, protocol) of a call for which each rank has this many bytes. Throws ValueError
-// if the device does not have what is requested.
+// Returns (algorithm, protocol) of a call for which each rank has this many bytes. Throws
+// ValueError if the device does not have what is requested.
 std::pair<std::string, std::string> way_of(const WayTable& table, c10::DeviceType device, Task task,
                                            int64_t bytes, const WayRequest& request);
 

@@ -103,7 +103,8 @@ class TorchCommunicator final : public Runner {
   void close(double patience_s) override { callers_.close(*comm_, patience_s); }
 
  private:
-  // State of a quick call from its first long wait on: the released GIL, and the handling of signals.
+  // State of a quick call from its first long wait on: the released GIL and the handling of
+  // signals.
   struct Rest {
     TorchCommunicator& communicator;
     std::optional<Callers::Scope> no_gil{};
