@@ -162,7 +162,7 @@ template <class T>
                                            const char* text, bool required) {
   failed(file, line, described(text, result), required);
 }
-// Costs only the comparison, inlined, when the check holds.
+// Inlined, so that a check that holds costs only the comparison.
 template <class T>
 [[gnu::always_inline]] inline void check(const T& result, const char* file, int line,
                                          const char* text, bool required) {

@@ -1,5 +1,6 @@
-// "ringkern" as a torch.distributed backend: c10d's calls become calls of torch/collectives.h and
-// p2p/torch_collectives.h, and are run over the ring or between pairs of ranks.
+// "ringkern" as a torch.distributed backend. It turns c10d's calls into calls of
+// torch/collectives.h and p2p/torch_collectives.h, and runs them over the ring or between pairs of
+// ranks.
 #include <map>
 #include <string>
 #include <utility>
@@ -42,7 +43,7 @@ class RingBackend final : public BackendBase {
       add_all_reduce(call, tensors[i], op, seat_, nth("tensors", i));
     return over_ring(std::move(call), o);
   }
-  // Done when it returns.
+  // Returns a work that is done.
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& o) override;
 
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& o) override {
@@ -69,7 +70,7 @@ class RingBackend final : public BackendBase {
     add_all_gather(call, out, in, seat_);
     return over_ring(std::move(call), o);
   }
-  // `outs`: of each rank, what it gave for each tensor.
+  // `outs[r][i]`: the value that rank r gave for tensor i.
   WorkPtr allgather_coalesced(std::vector<Tensors>& outs, Tensors& ins,
                               const c10d::AllgatherOptions& o) override {
     check_some(ins.size(), "input_tensor_list");
@@ -213,7 +214,7 @@ WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpt
   return noted(work);
 }
 
-// Makes the backend of a group on one host; or, if `host_of` gives each rank's host, on several.
+// Makes the backend of a group on one host, or on several if `host_of` gives each rank's host.
 c10::intrusive_ptr<c10d::Backend> make_backend(
     c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
     const std::vector<int64_t>& global_ranks, double timeout_s, const WayRequest& request,

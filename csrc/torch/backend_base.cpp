@@ -54,7 +54,7 @@ void BackendBase::wait_for_devices(const c10d::BarrierOptions& o) {
   };
   for (const auto& device : {o.device, getBoundDeviceId()})
     if (device) add(*device);
-  // Wrappers give them where there is no CUDA, too, and Gloo takes no notice.
+  // Wrappers give `device_ids` also where there is no CUDA, and Gloo ignores them.
   if (!o.device_ids.empty() && has_cuda()) add({c10::kCUDA, c10::DeviceIndex(o.device_ids[0])});
   {
     std::lock_guard lock(mutex_);  // not during the waits: other threads make calls meanwhile

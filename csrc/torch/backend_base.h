@@ -1,5 +1,5 @@
-// The base of the backend: the way of every call, and the state of the group. The calls themselves
-// are in torch/backend.cpp.
+// The base of the backend: the steps common to all calls, and the state of the group. The calls
+// themselves are in torch/backend.cpp.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -26,8 +26,9 @@ namespace ringkern::torch_ext {
 
 class BackendBase : public c10d::Backend {
  public:
-  // `request`: of every call; `tables`: for what it leaves open, of each kind of device.
-  // `global_ranks`: of the group, in the default one; none: this is the default one.
+  // `request`: the way that is asked for every call. `tables`: the lists for each kind of device,
+  // from which a way is chosen where the request leaves it open. `global_ranks`: the group's ranks
+  // in the default group; empty if this is the default group.
   BackendBase(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
               const std::vector<int64_t>& global_ranks, double timeout_s, const WayRequest& request,
               const std::map<std::string, WayTables::Lists>& tables, std::unique_ptr<Runner> ring,
@@ -42,7 +43,7 @@ class BackendBase : public c10d::Backend {
     return c10::make_intrusive<Options>("ringkern", timeout_.load());
   }
 
-  // Calls between the two are made at once, and waited for as one.
+  // endCoalescing() returns one work for all calls since startCoalescing().
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
@@ -59,23 +60,25 @@ class BackendBase : public c10d::Backend {
 
   void abort() override { abort_for("the process group was aborted"); }
   void shutdown() override { close(kPatience); }
-  // Finishes what was called, but waits no longer than `patience`.
+  // Lets the calls in flight finish, for at most `patience`, and closes the group.
   void close(Milliseconds patience);
 
  protected:
-  // A call that has not finished by then, when the group is destroyed, waits for a rank that will
-  // not come.
+  // The patience of shutdown(). A call that has not finished by then waits for a rank that will not
+  // come.
   static constexpr Milliseconds kPatience{2000};
 
   template <class Options>
   Milliseconds timeout_of(const Options& o) const {
     return o.timeout.count() > 0 ? o.timeout : timeout_.load();
   }
-  // Asks CUDA: torch's guard counts a device where there is none, once a fake tensor was made.
+  // Returns true if there is a CUDA device. Asks CUDA itself, because torch's guard counts a device
+  // where there is none, once a fake tensor has been made.
   static bool has_cuda();
 
-  // Waits until CUDA has done what is enqueued on the current and side streams of every device of
-  // this group's calls, since torch names the CPU if the group has it, and of the devices named.
+  // Waits until CUDA has finished the work on the current and side streams of the devices that `o`
+  // names and of every device that this group has made calls on. The latter are needed because
+  // torch names the CPU if the group has it.
   void wait_for_devices(const c10d::BarrierOptions& o);
 
   Call begin(c10d::OpType type, const char* title, const Tensors& ins, Tensors outs);
@@ -90,7 +93,7 @@ class BackendBase : public c10d::Backend {
         return ring_->submit(std::move(call), {request_, o.asyncOp, timeout_of(o), stream});
       });
     });
-    ++sequence_;  // not before: the other ranks count no call that this one could not make
+    ++sequence_;  // not before: other ranks do not count a call that failed here
     if (o.asyncOp) abort_by(*work, aborter());
     return noted(std::move(work));
   }
@@ -98,7 +101,7 @@ class BackendBase : public c10d::Backend {
   WorkPtr between_pairs(Call call, const Options& o) {
     const Record record(group(), call, ++sequence_, o.asyncOp);
     WorkPtr work = post(std::move(call), kCollectiveTag | exchanges_, timeout_of(o));
-    ++exchanges_;  // not before, either
+    ++exchanges_;  // not before, for the same reason
     return noted(std::move(work));
   }
   WorkPtr deliver(Call call, int tag) {
@@ -107,7 +110,7 @@ class BackendBase : public c10d::Backend {
   }
   WorkPtr post(Call call, uint64_t tag, Milliseconds timeout);
 
-  // Its name is known after the constructor has run.
+  // Returns the record of the group. Sets its name here, because the constructor does not know it.
   const GroupRecord& group() {
     if (at::hasCallbacks()) group_.name = getGroupUid(), group_.description = getGroupDesc();
     return group_;
@@ -117,14 +120,15 @@ class BackendBase : public c10d::Backend {
     ring_->abort(reason);
     messenger_->abort(reason);
   }
-  // Ends the calls that a signal interrupts.
+  // Returns a function that ends the calls that a signal interrupts.
   Abort aborter() {
     return [this](const std::string& reason) { abort_for(reason); };
   }
 
   WorkPtr noted(WorkPtr work);
 
-  // Asynchronous calls run beside what the user enqueues, after what has been enqueued.
+  // Returns the stream of asynchronous calls. It waits for the work that the user has enqueued so
+  // far, and runs beside the work that the user enqueues later.
   c10::Stream side_stream(c10::Device device);
 
   const Seat seat_;
@@ -133,14 +137,14 @@ class BackendBase : public c10d::Backend {
   const WayRequest request_;
   const std::shared_ptr<Store> store_;
   std::atomic<uint64_t> sequence_{0};   // of collectives
-  std::atomic<uint64_t> exchanges_{0};  // of those between pairs
+  std::atomic<uint64_t> exchanges_{0};  // of collectives between pairs
   uint64_t monitored_barriers_ = 0;
   std::unique_ptr<Runner> ring_;
-  std::unique_ptr<P2pRunner> messenger_;  // ends first: it may use what the ring has
+  std::unique_ptr<P2pRunner> messenger_;  // destroyed first: it may use the ring
   std::mutex mutex_;                      // guards what follows
   bool coalescing_ = false;
   std::vector<WorkPtr> coalesced_;
-  // Devices of calls, and the streams of asynchronous ones.
+  // The devices of calls, each with the stream of its asynchronous calls; null: no such call yet.
   std::unordered_map<c10::Device, std::shared_ptr<const c10::Stream>> cuda_;
 };
 

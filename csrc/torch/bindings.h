@@ -1,5 +1,5 @@
-// Functions that add to the module, one of each unit that binds. Each such unit includes this
-// header, so that all convert the types of Python and torch alike.
+// Functions that add bindings to the module, one for each unit that has bindings. Every such unit
+// includes this header, so that all convert the types of Python and torch in the same way.
 #pragma once
 
 #include <pybind11/functional.h>
@@ -29,11 +29,12 @@ void bind_shared(py::module_& m);
 void bind_stages(py::module_& m);
 void bind_trace(py::module_& m);
 
-// Keeps a Python object for threads without the GIL. Python may end before they let it go.
+// Returns a pointer to a Python object that threads without the GIL may hold and drop, also after
+// Python has ended.
 std::shared_ptr<py::object> kept(py::object object);
 
-// `function`: of ringkern/choose/ring_order.py, or None. A ring is none the worse for an order that
-// it does not find.
+// Returns a FindOrders that calls `function`, which is from ringkern/choose/ring_order.py; null for
+// None. If the function throws, the ranks keep their own order.
 FindOrders orders_by(py::object function);
 
 }  // namespace ringkern::torch_ext

@@ -16,22 +16,22 @@
 
 namespace ringkern::torch_ext {
 
-// At most some thirty years, which fit in any clock.
+// Converts seconds, at most 1e9 of them (some thirty years), which fit in any clock.
 inline Milliseconds milliseconds(double seconds) {
   return Milliseconds(int64_t(std::min(seconds, 1e9) * 1000));
 }
 
-// torch's current one; null on a CPU.
+// Returns torch's current stream; null on a CPU.
 inline void* current_stream(c10::Device device) {
   if (device.is_cpu()) return nullptr;
   const c10::impl::VirtualGuardImpl guard(device.type());
   return guard.getStream(device).native_handle();
 }
 
-// Bytes that a call is done with before another thread could use the GIL.
+// The most bytes of a call that keeps the GIL: it ends before another thread could use the GIL.
 inline constexpr int64_t kKeepsGil = 16 << 10;
 
-// Releases the GIL where it is held: c10d calls a backend without.
+// Releases the GIL if this thread holds it: c10d calls a backend without it.
 class WithoutGil {
  public:
   WithoutGil() {
@@ -42,12 +42,13 @@ class WithoutGil {
   std::optional<py::gil_scoped_release_simple> released_;
 };
 
-// Threads between Python and the end of a call. An interpreter that ends kills a thread that asks
-// for the GIL by unwinding it, which C++ answers with std::terminate. So those whose calls have
-// ended because of it come back first.
+// The threads between Python and the end of a call. An interpreter that ends kills a thread that
+// asks for the GIL by unwinding it, and C++ answers that with std::terminate. So close() lets
+// threads return to Python before the interpreter ends.
 class Callers {
  public:
-  // Releases the GIL; not once the communicator is closed, where a call throws at once.
+  // Counts a call in flight, and releases the GIL, except when the communicator is closed: the call
+  // then throws at once.
   class Scope {
    public:
     explicit Scope(Callers& callers) : callers_(callers) {
@@ -66,14 +67,14 @@ class Callers {
     std::optional<WithoutGil> no_gil_;
   };
 
-  // Closes the communicator that they call, without the GIL; waits for calls in flight, and not for
-  // ever unless `patience_s` is negative.
+  // Closes the communicator, and waits for the calls in flight; without a time limit if
+  // `patience_s` is negative. Called without the GIL.
   void close(Communicator& comm, double patience_s) {
     if (Signals::interrupts(this)) return comm.abort("it was closed in a signal handler");
     comm.close(patience_s < 0 ? Milliseconds::max() : milliseconds(patience_s));
     come_back();
   }
-  // Waits for calls in flight of what is closed now, and not for ever.
+  // Notes that the communicator is closed, and waits at most kTimeout for the calls in flight.
   void come_back() {
     closed_ = true;
     const auto end = Clock::now() + kTimeout;

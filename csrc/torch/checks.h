@@ -1,5 +1,5 @@
-// The arguments of the collectives of torch.distributed: what is accepted, and what is said of
-// the rest. Roles are the names that torch.distributed gives its arguments.
+// Checks of the arguments of torch.distributed's collectives. A role is the name that
+// torch.distributed gives an argument.
 #pragma once
 
 #include <ATen/MemoryOverlap.h>
@@ -14,7 +14,7 @@ namespace ringkern::torch_ext {
 
 using Tensors = std::vector<at::Tensor>;
 
-// This rank's place, for checks and for who sends to whom.
+// This rank's place in the group.
 struct Seat {
   int rank = 0, ranks = 1;
 };
@@ -23,10 +23,11 @@ std::string nth(const std::string& list, size_t i);
 
 inline std::string shape_text(const at::Tensor& t) { return c10::str(t.sizes()); }
 
-// Before the call counts as one of the group's.
+// Throws ValueError if ringkern has no kernels for the device. Called before the group counts the
+// call.
 void check_device(c10::Device device);
 
-// A dense tensor of any dtype.
+// Throws unless `t` is a dense tensor; it may have any dtype.
 void check_dense(const at::Tensor& t, const std::string& role);
 
 void check_target(const at::Tensor& t, const std::string& role);
@@ -40,8 +41,8 @@ void check_numel(const at::Tensor& t, const std::string& role, int64_t wanted,
 void check_length(size_t length, const std::string& list, size_t wanted,
                   const std::string& why = "one for each rank of the group");
 
-// Returns whether writes to `t` would change what the rank reads of the list, or the reverse.
-// Its own part of the list, number `own`, may be `t` itself.
+// Returns true if `t` shares memory with a tensor of the list, so that a write to one would change
+// the other. Tensor number `own`, this rank's part of the list, may be `t` itself.
 bool in_the_way(const at::Tensor& t, const Tensors& list, int own);
 
 const at::Tensor& only_one(const Tensors& tensors, const std::string& role);

@@ -1,4 +1,4 @@
-// A caller's request for the way of a collective, and the lists that it is chosen from.
+// A caller's request for the way of a collective, and the lists from which a way is chosen.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -22,7 +22,7 @@ namespace ringkern::torch_ext {
 struct WayRequest {
   std::optional<Algorithm> algorithm;
   std::optional<Protocol> protocol;
-  bool in_rank_order = false;  // an all-reduce: every element alike, from rank 0 up
+  bool in_rank_order = false;  // an all-reduce combines every element from rank 0 up
   bool wide = false;           // sums of small floats are kept in float32
 
   static WayRequest of(const std::string& algorithm, const std::string& protocol,
@@ -56,12 +56,12 @@ const char* not_by_ring(const Task& task, const WayRequest& request);
 // requested.
 void apply_request(Task& task, const WayRequest& request, c10::DeviceType on);
 
-// Returns the reason for which a call of this many ranks cannot go by a way; empty: it can.
+// Returns the reason why a call of this many ranks cannot go by a way; empty if it can.
 std::string why_not(c10::DeviceType device, Task task, const WayRequest& request, const Way& way,
                     int ranks);
 
-// Returns (algorithm, protocol) of a call for which each rank has this many bytes. Throws
-// ValueError if the device does not have what is requested.
+// Returns (algorithm, protocol) of a call with this many bytes on each rank. Throws ValueError if
+// the device does not have what is requested.
 std::pair<std::string, std::string> way_of(const WayTable& table, c10::DeviceType device, Task task,
                                            int64_t bytes, const WayRequest& request);
 

@@ -1,7 +1,7 @@
-// The collectives of torch.distributed as calls: what each accepts, which tasks over the ring or
-// messages between pairs of ranks it is, and how lists of tensors are served by one of each.
+// The collectives of torch.distributed as calls: checks of the arguments, and the tasks over the
+// ring and copies that a call takes. A list of tensors is sent as one tensor where possible.
 //
-// Data that is moved and not reduced is sent as bytes, and may be of any dtype.
+// Data that is moved and not reduced is sent as bytes, so it may be of any dtype.
 #pragma once
 
 #include <algorithm>
@@ -20,29 +20,31 @@ Tensors flattened(const std::vector<Tensors>& lists);
 
 void add_task(Call& call, Prepared task);
 
-// Where the value of `t` is to be put: in place, or to be copied there when the call is over.
+// Returns the tensor that the call writes for `t`: `t` itself, or a buffer that `copies` brings to
+// `t` when the call is over.
 at::Tensor target(const at::Tensor& t, Copies& copies);
 
-// A task that moves `bytes` of two tensors that are plain; `in` or `out` may be undefined.
+// Returns a task that moves `bytes` from `in` to `out`. Both are plain; one may be undefined.
 Prepared moved(Collective collective, const at::Tensor& out, const at::Tensor& in, int64_t bytes,
                int root = 0);
 
-// How the elements of a tensor are reduced: complex numbers as pairs of real ones.
+// The reduction of a tensor's elements; complex numbers are reduced as pairs of real ones.
 struct Elements {
   Reduction reduction;
-  int64_t each = 1;  // of the reduction's dtype
+  int64_t each = 1;  // numbers of the reduction's dtype in an element
 };
 
 Elements elements_of(const at::Tensor& t, const std::string& role, const OpCall& op, int ranks);
 
-// A task that reduces; the tensors are plain, and `out` may be undefined.
+// Returns a task that reduces. The tensors are plain, and `out` may be undefined.
 Prepared reduced(Collective collective, const at::Tensor& out, const at::Tensor& in,
                  const Elements& elements, int64_t numel, int root = 0);
 
-// Tensors of one size that lie one behind the other, in one storage, are one tensor.
+// Returns true if the tensors lie one behind the other in one storage, and so form one tensor.
 bool side_by_side(const Tensors& tensors);
 
-// One tensor whose parts will be the values of those in the list.
+// Returns one tensor that the call writes for the whole list: the memory of the list, or a buffer
+// that `copies` brings to the tensors when the call is over.
 at::Tensor whole_target(const Tensors& list, Copies& copies);
 
 at::Tensor whole_source(const Tensors& list);
@@ -56,20 +58,22 @@ void add_all_reduce(Call& call, const at::Tensor& t, const OpCall& op, const Sea
 
 void add_broadcast(Call& call, const at::Tensor& t, int root, const Seat& seat);
 
-// `out` is defined on the root alone.
+// Uses `out` on the root only.
 void add_reduce(Call& call, const at::Tensor& out, const at::Tensor& in, const OpCall& op, int root,
                 const Seat& seat, const std::string& role);
 
 void add_all_gather(Call& call, const at::Tensor& out, const at::Tensor& in, const Seat& seat);
 
-// Tensors of one size are an all-gather; of several, which all ranks know, a broadcast each.
+// Adds one all-gather if all tensors have one size, else a broadcast for each. All ranks know the
+// sizes.
 void add_all_gather(Call& call, const Tensors& outs, const at::Tensor& in, const Seat& seat,
                     const std::string& list);
 
 void add_reduce_scatter(Call& call, const at::Tensor& out, const at::Tensor& in, const OpCall& op,
                         const Seat& seat);
 
-// Tensors of one size are a reduce-scatter; of several, which all ranks know, a reduce each.
+// Adds one reduce-scatter if all tensors have one size, else a reduce for each. All ranks know the
+// sizes.
 void add_reduce_scatter(Call& call, const at::Tensor& out, const Tensors& ins, const OpCall& op,
                         const Seat& seat, const std::string& list);
 

@@ -1,4 +1,3 @@
-// The calls of a ring.
 #include "torch/communicator.h"
 
 #include <c10/core/DeviceGuard.h>
@@ -24,7 +23,7 @@ TorchCommunicator::~TorchCommunicator() {
     comm_->close();
     return;
   }
-  // A callback was the last to hold it, and its thread cannot wait for itself.
+  // A callback held the last reference, and its thread cannot wait for itself.
   std::thread([devices = std::move(devices_), comm = std::move(comm_)]() mutable {
     comm.reset();
   }).detach();
@@ -113,7 +112,7 @@ WorkPtr TorchCommunicator::submit_uninterrupted(Call call, const CallOptions& op
     try {
       if (const uint64_t number = start(device, task)) last = number;
     } catch (const std::exception& e) {
-      // Made again, it would meet the other ranks' calls for what comes next.
+      // If the user repeated the call, it would meet the next calls of the other ranks.
       if (begun)
         comm_->abort(std::string("a call of several tensors was made in part: ") + e.what());
       throw;

@@ -1,4 +1,4 @@
-// The communicator as torch sees it: tensors in, collectives run, Work out.
+// The communicator for torch: runs collectives on tensors, and returns Works.
 #pragma once
 
 #include <atomic>
@@ -23,30 +23,31 @@ namespace ringkern::torch_ext {
 // The ring of one host.
 class TorchCommunicator final : public Runner {
  public:
-  // `numbers`: of the ranks in errors; none: their own.
+  // `numbers`: the numbers by which errors name the ranks; empty: the ranks' own.
   TorchCommunicator(c10::intrusive_ptr<c10d::Store> store, std::string name, int rank, int ranks,
                     double timeout_s, std::vector<int> numbers = {});
 
-  // Python frees it under the GIL, which callbacks of calls in flight need to finish.
+  // Releases the GIL, with which Python frees this: callbacks of calls in flight need it to finish.
   ~TorchCommunicator() override;
 
   void set_roster(Roster roster) override { comm_->set_roster(std::move(roster)); }
   void set_on_fault(OnFault policy) override { on_fault_ = policy; }
   void set_orders(FindOrders find) override { find_orders_ = std::move(find); }
   void check_enqueued() override { comm_->check_enqueued(); }
-  // Tells the work what becomes of its calls, the last of which was enqueued just now.
+  // Lets the work report failures of its calls on the device. The last of them was enqueued just
+  // now.
   void follow(CallWork& work, c10::Device on) {
     const Device& device = device_on(on);
     work.follow(comm_->enqueued_on(device), comm_->last_seq_on(device));
   }
-  // Before the first call on such a device.
+  // Sets the lists of a kind of device; before the first call on it.
   void set_table(const std::string& device, const WayTables::Lists& lists) override {
     tables_.set(device, lists);
   }
 
-  // All-reduces a dense tensor on a CPU, from `in` to `out`, once the ring is connected: what
-  // submit() does, in a tenth of the time, because the GIL is kept while no wait is long. Otherwise
-  // does nothing and returns false. With the GIL.
+  // All-reduces a dense CPU tensor from `in` to `out`, once the ring is connected. Takes a tenth of
+  // the time of submit(), because it keeps the GIL until a wait is long. Does nothing and returns
+  // false for other tensors, and before the ring is connected. Called with the GIL.
   bool all_reduce_now(const at::Tensor& out, const at::Tensor& in, Op op,
                       const WayRequest& request) override {
     const at::TensorImpl& t = *out.unsafeGetTensorImpl();
@@ -60,7 +61,7 @@ class TorchCommunicator final : public Runner {
     task.out = out.mutable_data_ptr();
     task.in = in.const_data_ptr();
     apply_request(task, request, c10::DeviceType::CPU);
-    // Where it ends within microseconds, letting the GIL go would take a good part of them.
+    // A small call ends within microseconds; to release the GIL would take a good part of them.
     Rest rest{*this};
     task.rests = [](void* with) { static_cast<Rest*>(with)->begin(); };
     task.with = &rest;
@@ -69,7 +70,7 @@ class TorchCommunicator final : public Runner {
     try {
       done = comm_->run_now(*cpu_, task).has_value();
     } catch (...) {
-      bump_version(out);  // a part of it may have changed
+      bump_version(out);  // the call may have written a part of it
       rest.rethrow();
       throw;
     }
@@ -85,12 +86,12 @@ class TorchCommunicator final : public Runner {
 
   // Runs a task on memory that the caller keeps, as submit() does, without the GIL.
   void run(c10::Device on, Task task, const WayRequest& request, Milliseconds timeout);
-  // The same as those of the Communicator.
+  // Call the functions of the Communicator with the same names.
   void check_callable() { comm_->check_callable(); }
   void give_up(const Fault& why) { comm_->give_up(why); }
   std::optional<Fault> trouble() { return comm_->trouble(); }
 
-  // Called first when this ends, with the GIL.
+  // Sets a function that the destructor calls first, with the GIL.
   void on_end(void (*tell)(const TorchCommunicator*)) { on_end_ = tell; }
 
   Callers& callers() override { return callers_; }
@@ -103,8 +104,8 @@ class TorchCommunicator final : public Runner {
   void close(double patience_s) override { callers_.close(*comm_, patience_s); }
 
  private:
-  // State of a quick call from its first long wait on: the released GIL and the handling of
-  // signals.
+  // The state of a quick call after its first long wait has begun: the released GIL, and the
+  // handling of signals.
   struct Rest {
     TorchCommunicator& communicator;
     std::optional<Callers::Scope> no_gil{};
@@ -122,7 +123,7 @@ class TorchCommunicator final : public Runner {
   uint64_t start(const Device& device, Task& task);
   WorkPtr submit_uninterrupted(Call call, const CallOptions& options);
 
-  // A contiguous tensor of a CPU, and nothing else besides.
+  // Returns true for a contiguous CPU tensor with no dispatch keys but those of a plain one.
   static bool is_ordinary(const at::TensorImpl& t) {
     static constexpr c10::DispatchKeySet all(
         {c10::DispatchKey::CPU, c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::AutogradCPU,
@@ -130,12 +131,12 @@ class TorchCommunicator final : public Runner {
     return (t.key_set() | all) == all && t.is_cpu() && t.is_contiguous();
   }
 
-  // Made once for each device.
+  // Returns the ring's Device for a torch device; makes it when first called for it.
   const Device& device_on(c10::Device device);
 
   void (*on_end_)(const TorchCommunicator*) = nullptr;
   Callers callers_;
-  std::atomic<const Device*> cpu_{nullptr};  // once there was a call on it
+  std::atomic<const Device*> cpu_{nullptr};  // set after the first call on it
   WayTables tables_;
   FindOrders find_orders_;
   OnFault on_fault_ = OnFault::by_device;

@@ -24,17 +24,18 @@ namespace ringkern::torch_ext {
 
 Device cpu_device(int rank, int ranks, Milliseconds timeout);
 
-// A function from the buses of the ranks, and the channels, to orders of the ranks; or null.
+// A function that returns orders of the ranks, given the bus of each rank and the number of
+// channels; may be null.
 using FindOrders = std::function<RingOrders(const std::vector<std::string>& buses, int channels)>;
 
 #if RK_WITH_CUDA
-// `meshes`: all-reduces may be direct, also over tensors in place; a pair's link has messages
-// alone.
+// Sets the parts of a device that depend on its number of channels. `meshes`: all-reduces may be
+// direct, also over tensors in place; false for a pair's link, which carries messages only.
 void set_channels(Device& device, int index, int rank, int ranks, Milliseconds timeout,
                   int channels, bool meshes, const FindOrders& orders);
 
-// With as many channels as the devices of the ranks hold, up to the default; a pair with few,
-// because a rank may have many.
+// Returns a device with as many channels as the devices of all ranks have room for, up to the
+// default. `pair`: a link between two ranks, with few channels, because a rank may have many links.
 Device cuda_device(int index, int rank, int ranks, Milliseconds timeout, bool pair,
                    const FindOrders& orders);
 #endif
@@ -44,20 +45,20 @@ Device cuda_device(int index, int rank, int ranks, Milliseconds timeout, bool pa
 Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout, OnFault policy,
                   const FindOrders& orders);
 
-// A stream that is nobody else's as long as it is held, as torch knows those that it did not make:
-// by their address. torch's pools are shared with the user, and what waits for a peer there may
-// keep the peer waiting.
+// Returns a CUDA stream that nobody else uses while the pointer is held. torch knows it by its
+// address, like every stream that torch did not make. torch's pools are shared with the user, and
+// work that waits for a peer on such a stream may keep the peer waiting.
 std::shared_ptr<const c10::Stream> own_stream(c10::Device device);
 
-// Returns whether a CUDA graph captures the stream; null: on a CPU.
+// Returns true if a CUDA graph captures the stream, which is null on a CPU.
 bool is_captured([[maybe_unused]] void* stream);
 
-// Throws UsageError where a CUDA graph captures the stream. The first call on a device takes memory
-// and waits for other ranks, which a graph cannot hold: it would end ring and capture.
+// Throws UsageError if a CUDA graph captures the stream. The first call on a device takes memory
+// and waits for other ranks. A graph cannot hold that: it would end both the ring and the capture.
 void check_not_captured(void* stream);
 
-// Returns the device of a link between a pair of ranks: `place` 0 sends and 1 receives. A rank may
-// have many, so they are smaller than those of the ring.
+// Returns the device of a link between a pair of ranks: `place` 0 sends and 1 receives. It is
+// smaller than a ring's device, because a rank may have many links.
 Device pair_device_for(c10::Device device, int place, Milliseconds timeout, OnFault policy);
 
 }  // namespace ringkern::torch_ext

@@ -1,6 +1,6 @@
-// An exception of C++ becomes the exception of the same kind in `ringkern.errors`, with its facts
-// as attributes: by pybind11's translator where Python calls ringkern, by an ErrorInTorch where
-// torch does, whose C++ translates exceptions itself.
+// Translation of C++ exceptions to those of the same kind in `ringkern.errors`, with their facts as
+// attributes. Where Python calls ringkern, pybind11's translator does it. Where torch calls
+// ringkern, an ErrorInTorch does it, because torch's C++ translates exceptions itself.
 #pragma once
 
 #include <pybind11/pytypes.h>
@@ -23,11 +23,11 @@ class ErrorInTorch {
   ~ErrorInTorch() = default;
 };
 
-// Returns the same error, as torch is to have it.
+// Returns an Error as an ErrorInTorch, and any other exception as it is.
 std::exception_ptr for_torch(std::exception_ptr error);
 [[noreturn]] void throw_for_torch(const Error& error);
 
-// Calls `f` for torch.
+// Calls `f`, and throws its Error as an ErrorInTorch.
 template <class F>
 auto called_by_torch(F&& f) -> decltype(f()) {
   try {
@@ -37,14 +37,14 @@ auto called_by_torch(F&& f) -> decltype(f()) {
   }
 }
 
-// Returns Python's text, or null with Python's error set. Text of another rank may be in any
+// Returns a Python string, or null with Python's error set. Text of another rank may be in any
 // encoding.
 PyObject* as_text(const std::string& text);
 // Returns the fields of a `ringkern.errors.Fault` as a dict, or null with Python's error set.
 PyObject* as_dict(const Fault& fault);
-// Sets Python's error; rethrows what is no Error.
+// Sets Python's error for an Error; rethrows any other exception.
 void translate(std::exception_ptr error);
-// Has pybind11 translate; imports `ringkern.errors`.
+// Imports `ringkern.errors`, and registers translate() with pybind11.
 void translate_errors();
 
 }  // namespace ringkern::torch_ext

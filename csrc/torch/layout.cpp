@@ -1,5 +1,5 @@
-// The layout of a rank's memory on a CPU, for Python: the pictures of the documentation are drawn
-// from it, and a test compares them.
+// The layout of a rank's memory on a CPU, for Python. The pictures of the documentation are drawn
+// from it, and a test compares them with it.
 
 #include <string>
 #include <tuple>
@@ -17,8 +17,8 @@
 namespace ringkern::torch_ext {
 namespace {
 
-// (name, offset, bytes) of each part of a rank's segment, as an engine's are, in order. A FIFO and
-// what is staged are followed by their first slot, so that their number of slots can be told.
+// Returns (name, offset, bytes) of each part of a rank's segment, in order. A FIFO and each staging
+// area are followed by their first slot, so that their number of slots can be derived.
 std::vector<std::tuple<std::string, int64_t, int64_t>> cpu_segment() {
   using cpu::MeshGeometry;
   const Geometry g = cpu::default_geometry();
@@ -51,7 +51,7 @@ std::vector<std::tuple<std::string, int64_t, int64_t>> cpu_segment() {
   return parts;
 }
 
-// A line as it lies in memory once it was written in `step`; its data are the bytes 0, 1, 2, ...
+// Returns a line as it lies in memory after it was written in `step` with the bytes 0, 1, 2, ...
 py::bytes cpu_line(const std::string& protocol, uint64_t step) {
   const auto written = [&](auto line) {
     std::byte data[decltype(line)::kData];
@@ -67,7 +67,8 @@ py::bytes cpu_line(const std::string& protocol, uint64_t step) {
   throw py::value_error("simple has no lines; ll and ll128 have");
 }
 
-// The verbs of a direct all-reduce of one rank, in order: (verb, round, first element, elements).
+// Returns the verbs of one rank in a direct all-reduce, in order: (verb, round, first element,
+// elements).
 std::vector<std::tuple<std::string, int64_t, int64_t, int64_t>> cpu_direct_trace(
     const std::string& algorithm, int ranks, int64_t count, int element_bytes) {
   using cpu::MeshGeometry;

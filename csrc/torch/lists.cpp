@@ -1,4 +1,4 @@
-// The lists and limits of csrc/core for Python, and the rules by which ways are left out.
+// The lists and limits of csrc/core for Python, and the rules that exclude ways.
 
 #include <string>
 #include <utility>
@@ -38,7 +38,8 @@ std::vector<std::pair<std::string, std::string>> ways_on(const std::string& devi
   return ways;
 }
 
-// Tells if an all-reduce, of a dtype for which everything counts, can be all that is asked.
+// Returns true if one all-reduce can meet the whole request, for a dtype to which all of it
+// applies.
 bool is_there(const std::string& device, const WayRequest& request) {
   Task task;
   task.reduction.dtype = DType::f16;

@@ -1,4 +1,4 @@
-// A ring whose ranks are all in this process, as Python sees it: lists of tensors in, one a rank.
+// A ring whose ranks are all in this process, for Python. It takes lists of tensors, one a rank.
 
 #include <algorithm>
 #include <memory>
@@ -18,8 +18,8 @@
 namespace ringkern::torch_ext {
 namespace {
 
-// A whole ring in the place of one rank: a communicator of one rank then gives it turns, abort,
-// close and care for forks.
+// A whole ring in the place of one rank. A communicator of one rank then provides turns, abort,
+// close and the handling of forks.
 template <class Ring>
 class WholeRing final : public Executor {
  public:
@@ -76,7 +76,7 @@ std::unique_ptr<Executor> whole_ring(const std::vector<c10::Device>& devices,
   throw_no_kernels(first);
 }
 
-// Where a tensor lies in memory: from its first byte to behind its last.
+// The memory of a tensor: from its first byte to behind its last.
 struct Extent {
   const char *begin, *end;
   bool whole;  // it has every byte in between
@@ -89,7 +89,8 @@ struct Extent {
     for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
     end += (last + 1) * t.element_size();
   }
-  // False where only an element by element search could tell, as for two columns of a matrix.
+  // Returns false if only a comparison of all elements could tell, such as for two columns of a
+  // matrix.
   bool overlaps(const Extent& other) const {
     if (begin == end || other.begin == other.end) return false;
     if (begin >= other.end || other.begin >= end) return false;
@@ -101,7 +102,7 @@ class TorchLocalRing {
  public:
   using Tensors = std::vector<at::Tensor>;
 
-  // Throws where the ring cannot be: there is no such device, or no room on it.
+  // Throws if there is no such device, or no room on it.
   TorchLocalRing(const std::vector<std::string>& devices, double timeout_s,
                  const std::string& on_fault)
       : devices_(parse_devices(devices)),
@@ -192,7 +193,8 @@ class TorchLocalRing {
                               " of this ring on " + devices_[r].str());
   }
 
-  // `check` returns a rank's reduction, or throws; says then of which rank it is the fault.
+  // Returns the reduction that `check` returns for a rank, and adds the rank to an error that it
+  // throws.
   template <class Check>
   static Reduction checked(const Check& check, size_t rank) {
     const std::string where = rank_text(int(rank)) + ": ";
@@ -218,7 +220,7 @@ class TorchLocalRing {
     }
   }
 
-  // No rank may read or write what another one writes: nothing orders them.
+  // Throws if a rank writes to memory that another rank reads or writes: nothing orders the two.
   static void check_apart(const Tensors& outs, const Tensors& ins) {
     const std::vector<Extent> written(outs.begin(), outs.end()), read(ins.begin(), ins.end());
     for (size_t r = 0; r < outs.size(); ++r)
@@ -228,7 +230,7 @@ class TorchLocalRing {
                                 std::to_string(q) + " share memory; give each rank its own");
   }
 
-  // Every error is thrown before a tensor of any rank has changed.
+  // Throws an error of the arguments before a tensor of any rank has changed.
   template <class Check>
   void run(Collective collective, const Tensors& outs, const Tensors& ins,
            const WayRequest& request, const Check& check) {
@@ -242,7 +244,7 @@ class TorchLocalRing {
     for (size_t r = 0; r < outs.size(); ++r) {
       calls.push_back(prepare(collective, outs[r], ins[r], reductions[r], count));
       tasks.push_back(calls.back().task);
-      // The communicator sees rank 0's task alone, so each rank's is chosen for here.
+      // The communicator sees only rank 0's task, so the way of each rank's task is chosen here.
       apply_request(tasks.back(), request, devices_[r].type());
       resolve_auto(tasks.back(), tables_.of(devices_[r].type()));
       tasks.back().choice = Choice::none;

@@ -1,5 +1,5 @@
-// The Python module `ringkern._C`, and views of other rooms: plan, layout, recorded calls. The
-// other units of this room add their own (torch/bindings.h).
+// The Python module `ringkern._C`. The other units of this folder add their bindings to it
+// (torch/bindings.h).
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/headeronly/version.h>
@@ -35,13 +35,13 @@ py::dict build_info() {
 }
 
 #if RK_WITH_CUDA
-// Through interfaces that a torch without CUDA has, too.
+// Gives the CUDA code functions of torch, through interfaces that a torch without CUDA has, too.
 void serve_cuda() {
   cuda::framework.empty_cache = [] {
     try {
       c10::getDeviceAllocator(c10::kCUDA)->emptyCache();
     } catch (const std::exception&) {
-      // An allocator that keeps nothing for later, as of torch.cuda.memory.CUDAPluggableAllocator.
+      // An allocator without a cache, such as torch.cuda.memory.CUDAPluggableAllocator.
     }
   };
   cuda::framework.choose = [](int device) {
@@ -55,8 +55,8 @@ void serve_cuda() {
 }  // namespace
 
 #if RK_WITH_CUDA
-// The memory of a torch.cuda.MemPool, which finds them by name: ringkern/shared.py. Null where
-// there is none: torch then says so.
+// Allocate and free the memory of a torch.cuda.MemPool, which finds them by name
+// (ringkern/shared.py). Null: the memory could not be allocated, and torch raises the error.
 #define RK_EXPORT extern "C" __attribute__((visibility("default")))
 RK_EXPORT void* ringkern_cuda_allocate(ssize_t bytes, int device, void*) noexcept {
   try {
@@ -81,7 +81,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("protocols") = py::tuple(names<Protocol>(kProtocols));
   m.attr("algorithms") = py::tuple(names<Algorithm>(kAlgorithms));
   m.def("build_info", &build_info);
-  // RINGKERN_CUDA_MEMORY
+  // Applies RINGKERN_CUDA_MEMORY.
   m.def(
       "use_cuda_memory",
       [](const std::string& choice) {

@@ -1,5 +1,5 @@
-// A barrier that says who did not come: rank 0 hears of each rank through the store, and tells all.
-// Slow, for debugging.
+// A barrier that names the ranks that did not come: rank 0 hears from each rank through the store,
+// and tells all. It is slow, and meant for debugging.
 #pragma once
 
 #include <string>
@@ -10,8 +10,9 @@
 
 namespace ringkern::torch_ext {
 
-// `number`: how many there have been on this group. `wait_all_ranks`: name all who are missing, and
-// not the first alone. Throws TimeoutError on every rank that came.
+// Waits for all ranks; throws TimeoutError on every rank that came if one did not. `number`: the
+// number of earlier calls on this group. `wait_all_ranks`: the error names all missing ranks, not
+// only the first.
 void monitored_barrier(Store& store, const Seat& seat, uint64_t number, Milliseconds timeout,
                        bool wait_all_ranks);
 

@@ -1,4 +1,4 @@
-// The lists of core/types.h for Python: their names, and names back to values.
+// The enumerations of core/types.h for Python: from values to names, and back.
 #pragma once
 
 #include <pybind11/pytypes.h>

@@ -1,7 +1,7 @@
-// An all-reduce and what a layer of a transformer does with its sum: adds a residual, and divides
-// each row by its root mean square. On a CPU that is one pass over rows that the all-reduce has
-// just written; on CUDA one kernel with it, or torch's own operations behind it, where the ring has
-// one rank or several hosts.
+// An all-reduce with two steps of a transformer's layer: it adds a residual to the sum, and divides
+// each row by its root mean square. A CPU does them in one pass over the rows that the all-reduce
+// has just written. CUDA does them in the kernel of the all-reduce, or by torch's own operations
+// after it if the ring has one rank or several hosts.
 #pragma once
 
 #include <ATen/ops/empty.h>
@@ -68,7 +68,7 @@ inline at::Tensor add_rms_norm(const at::Tensor& total, const at::Tensor& residu
   return out;
 }
 
-// Returns the norm, and the sum of `x` over all ranks and `residual`.
+// Sums `x` over all ranks and adds `residual`. Returns the norm of that total, and the total.
 inline std::pair<at::Tensor, at::Tensor> all_reduce_residual_rms_norm(
     Runner& c, const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
     double eps, const WayRequest& request) {

@@ -13,7 +13,7 @@ namespace ringkern::torch_ext {
 
 enum class OnFault { by_device, raise, exit };
 
-// Throws ValueError where the text is none of "", "raise" and "exit".
+// Throws ValueError if the text is none of "", "raise" and "exit".
 inline OnFault on_fault_of(const std::string& text) {
   if (text.empty()) return OnFault::by_device;
   if (text == "raise") return OnFault::raise;
@@ -25,9 +25,10 @@ inline OnFault on_fault_of(const std::string& text) {
 // the process: nothing that was to follow the failed call runs.
 [[noreturn]] void exit_for(const Fault& why);
 
-// Returns what a Device calls after a fault; null: nothing. The policy depends on the device: a
-// program that enqueues on CUDA may never look at what has become of it, and would go on with
-// undefined gradients. A rank that has aborted its ring itself goes on.
+// Returns the function that a Device calls after a fault, or null if the process goes on. The
+// default depends on the device: a program that enqueues on CUDA may never ask about a call's
+// result, and would go on with undefined gradients. A rank that has aborted its ring itself goes
+// on.
 inline std::function<void(const Fault&, bool)> after_fault(OnFault policy, c10::DeviceType type) {
   const bool exits =
       policy == OnFault::exit || (policy == OnFault::by_device && type == c10::DeviceType::CUDA);

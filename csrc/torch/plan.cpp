@@ -1,4 +1,4 @@
-// The plan and the schedule for Python: what a collective would do, without doing it.
+// The plan and the schedule for Python: the steps of a collective, without running it.
 
 #include <string>
 #include <tuple>
@@ -109,11 +109,12 @@ struct PyPlan {
   }
 };
 
-// A call of one way on one kind of device. Elements and bytes, of one rank.
+// The plan of a call by one way on one kind of device. Counts of elements and bytes are of one
+// rank.
 struct Described {
   int channels = 1, slots = 0, slices = 1, ahead = 0;
   int64_t chunk = 0, part = 0, rounds = 0;
-  int64_t staging = 0;  // bytes through which this way's data goes
+  int64_t staging = 0;  // bytes of the memory through which this way sends
   int64_t segment = 0;  // bytes that a rank has for all ways
 };
 
@@ -175,7 +176,7 @@ Described describe_on_cpu(const Task& task, int ranks) {
 }
 
 #if RK_WITH_CUDA
-// Stages are of tensors that are staged; others go in one.
+// Counts rounds for tensors that are staged; others go in one.
 Described describe_across(const Task& task, int ranks, int channels, const Geometry& g) {
   const int64_t bytes = task.count * size_of(task.reduction.dtype);
   Described d;
@@ -189,7 +190,7 @@ Described describe_across(const Task& task, int ranks, int channels, const Geome
   return d;
 }
 
-// With the default channels: small devices, or many ranks on one, have fewer (cuda/residency.h).
+// Assumes the default channels: small devices, or many ranks on one, have fewer (cuda/residency.h).
 Described describe_on_cuda(const Task& task, int ranks) {
   const Geometry g = cuda::default_geometry();
   const auto mesh = cuda::MeshGeometry::make(ranks, g.channels);

@@ -1,4 +1,4 @@
-// The plan of a call without a communicator.
+// The plan of a call, made without a communicator.
 #pragma once
 
 #include <c10/core/Device.h>

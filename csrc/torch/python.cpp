@@ -45,12 +45,13 @@ PyObject* as_dict(const Fault& fault) try {
 
 namespace {
 
-// `ringkern.errors`, imported with this module and never let go. Raising runs no Python, which an
-// interpreter that ends could interrupt half way: classes are called that have no method of their
-// own, and all else is CPython's own C.
+// `ringkern.errors`, imported with this module and never released. Raising an error runs no Python
+// code, which an interpreter that ends could interrupt half way: the classes have no method of
+// their own in Python, and all else is C code of CPython.
 PyObject* python_errors = nullptr;
 
-// Takes the reference; null: making the value has failed, and that is what will be raised.
+// Sets an attribute, and takes the reference to `value`. Null: making the value has failed, and
+// Python raises that error.
 bool set_fact(PyObject* error, const char* name, PyObject* value) {
   if (value == nullptr) return false;
   const bool set = PyObject_SetAttrString(error, name, value) == 0;
@@ -65,7 +66,7 @@ bool set_facts(PyObject* error, const Facts& about) {
          (!about.fault || set_fact(error, "_fault", as_dict(*about.fault)));
 }
 
-// The name in `ringkern.errors`.
+// Returns the name of the error's class in `ringkern.errors`.
 const char* class_name_of(const Error& e) {
   // Most derived first.
   if (dynamic_cast<const SharedMemoryError*>(&e)) return "SharedMemoryError";
@@ -88,9 +89,10 @@ void raise_in_python(const Error& e, const char* class_name) {
   if (error && set_facts(error.ptr(), e.facts)) PyErr_SetObject(type.ptr(), error.ptr());
 }
 
-// torch makes the exception in Python, of `python_type()` and `what()`, which holds no facts: the
-// thread that translates keeps them until the exception is made. Nothing before that needs the GIL:
-// for a thread that asks for it while the interpreter ends, Python ends the process.
+// An Error that torch translates. torch makes the exception in Python from python_type() and
+// what(), which hold no facts, so the thread that translates keeps them until the exception is
+// made. Nothing before that needs the GIL: Python ends the process if a thread asks for the GIL
+// while the interpreter ends.
 class TorchError final : public torch::PyTorchError, public ErrorInTorch {
  public:
   explicit TorchError(const Error& e)
@@ -110,8 +112,8 @@ class TorchError final : public torch::PyTorchError, public ErrorInTorch {
     return type;
   }
 
-  // `__init__` of RingKernError. The text keeps an exception that somebody else makes from being
-  // mistaken for the one that torch is about to make.
+  // Implements `__init__` of RingKernError. Compares the text, so that an exception that somebody
+  // else makes is not mistaken for the one that torch is about to make.
   static PyObject* init(PyObject* self, PyObject* args) {
     const auto base_init = reinterpret_cast<PyTypeObject*>(PyExc_RuntimeError)->tp_init;
     if (base_init(self, args, nullptr) != 0) return nullptr;
@@ -136,7 +138,8 @@ class TorchError final : public torch::PyTorchError, public ErrorInTorch {
     static thread_local MadeNext next;
     return next;
   }
-  // torch takes a text for UTF-8, and raises UnicodeDecodeError for any other.
+  // Replaces characters beyond ASCII: torch decodes a text as UTF-8, and raises UnicodeDecodeError
+  // if it is not.
   static std::string ascii(std::string text) {
     std::replace_if(text.begin(), text.end(), [](char c) { return c & 0x80; }, '?');
     return text;

@@ -1,8 +1,9 @@
-// ring_all_reduce's short way into C++, for the call that most programs make most: a dense CPU
-// tensor, one of torch's own ops, everything else left as it is. Every other call, and every call
-// before the ranks are connected, takes the general path, which validates it.
+// The fast path of ring_all_reduce, for the most common call: a dense CPU tensor, one of torch's
+// own ops, and the defaults for all other arguments. Every other call, and every call before the
+// ranks are connected, takes the general path, which validates it.
 //
-// pybind11's call costs more than the all-reduce of a small tensor, so this one is CPython's own.
+// A call through pybind11 costs more than the all-reduce of a small tensor, so this function uses
+// CPython's own interface.
 
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -20,7 +21,7 @@ namespace {
 bool refers_to(PyObject* weak, PyObject* object) {
 #if PY_VERSION_HEX < 0x030D0000
   return PyWeakref_GetObject(weak) == object;
-#else  // where the former is deprecated
+#else  // where PyWeakref_GetObject is deprecated
   PyObject* alive = nullptr;
   if (PyWeakref_GetRef(weak, &alive) <= 0) return false;
   Py_DECREF(alive);
@@ -28,8 +29,7 @@ bool refers_to(PyObject* weak, PyObject* object) {
 #endif
 }
 
-// The communicators whose calls are short: those of a few process groups, the last that were looked
-// up. Under the GIL.
+// The communicators of the few process groups that were looked up last. Used under the GIL.
 class QuickGroups {
  public:
   static QuickGroups& all() {
@@ -37,7 +37,7 @@ class QuickGroups {
     return *groups;
   }
 
-  // Null unless `group` is known.
+  // Returns the communicator of `group`; null if it is not known.
   TorchCommunicator* find(PyObject* group) const {
     for (const Known& k : known_)
       if (k.group == group)
@@ -93,7 +93,7 @@ struct QuickNames {
 };
 
 // quick_all_reduce(tensor, op, group, async_op, protocol, algorithm, deterministic, accumulate):
-// whether it is done.
+// returns True if the call is done.
 PyObject* quick_all_reduce(PyObject*, PyObject* const* args, Py_ssize_t count) {
   static const QuickNames& names = QuickNames::get();
   if (count != 8 || args[3] != Py_False || !THPVariable_CheckTypeExact(Py_TYPE(args[0])))
@@ -114,7 +114,7 @@ PyObject* quick_all_reduce(PyObject*, PyObject* const* args, Py_ssize_t count) {
   Py_RETURN_FALSE;
 }
 
-// pybind11 translates what its own functions throw; this one is not.
+// Translates exceptions, because pybind11 does so only for its own functions.
 PyObject* translated_quick_all_reduce(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   try {
     return quick_all_reduce(self, args, count);

@@ -20,7 +20,7 @@
 
 namespace ringkern::torch_ext {
 
-// The names that these calls have in NCCL's records.
+// Returns the name that NCCL's records give this kind of call.
 inline const char* record_name(c10d::OpType type) {
   using enum c10d::OpType;
   switch (type) {
@@ -47,11 +47,11 @@ inline const char* record_name(c10d::OpType type) {
   }
 }
 
-// A group, as a record names it.
+// The description of a group in a record.
 struct GroupRecord {
   std::string name, description;
   int rank = 0, size = 1;
-  int first = 0, stride = 1;  // of its ranks in the default group; stride -1: none
+  int first = 0, stride = 1;  // of its ranks in the default group; stride -1: not constant
 };
 
 inline GroupRecord group_record(int rank, int size, const std::vector<int64_t>& global_ranks) {
@@ -67,7 +67,7 @@ inline GroupRecord group_record(int rank, int size, const std::vector<int64_t>& 
   return group;
 }
 
-// From here to the end of its scope.
+// The record of a call. It covers the time from here to the end of its scope.
 class Record {
  public:
   Record(const GroupRecord& group, const Call& call, uint64_t sequence, bool async_op) {
@@ -85,8 +85,8 @@ class Record {
   Record& operator=(const Record&) = delete;
 
  private:
-  // The field that NCCL's records have in this place: the other end of a message, the root of what
-  // has one.
+  // Returns the rank that NCCL's records have in this field: the other end of a message, the root
+  // of a collective with a root, or this rank.
   static int rank_of(const Call& call, int rank) {
     using enum c10d::OpType;
     if (call.type == BROADCAST || call.type == REDUCE) return call.tasks.front().task.root;

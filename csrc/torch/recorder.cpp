@@ -77,7 +77,7 @@ const char* kind_name(EventKind kind) {
   return "?";
 }
 
-// Kind and text, or None when there will be no more.
+// Waits for the next event, and returns its kind and text, or None when there will be no more.
 py::object next_news() {
   std::optional<QueuedEvent> news;
   {
@@ -88,9 +88,9 @@ py::object next_news() {
   return py::make_tuple(kind_name(news->kind), text_of_peer(news->text));
 }
 
-// Returns whether the signal asks for a dump from now on: not if it has a handler already, or is
-// ignored. A handler of C, not of Python, which would wait for the main thread to come back from
-// the very call that somebody wants to know about.
+// Makes the signal ask for a dump from now on, unless it has a handler already or is ignored.
+// Returns true if it does. The handler is in C, because one in Python would wait for the main
+// thread to come back from the very call that somebody wants to know about.
 bool dump_on(int number) {
   const auto ask = [](int) { EventQueue::ask_for_dump(); };
   struct sigaction found{};
@@ -98,7 +98,7 @@ bool dump_on(int number) {
   if ((found.sa_flags & SA_SIGINFO) != 0) return false;
   if (found.sa_handler == +ask) return true;
   if (found.sa_handler != SIG_DFL) return false;
-  (void)EventQueue::all();  // which a handler cannot make
+  (void)EventQueue::all();  // made here, because a handler cannot make it
   struct sigaction ours{};
   ours.sa_handler = ask;
   ours.sa_flags = SA_RESTART;

@@ -1,5 +1,5 @@
-// Runs the calls of a group: over the ring of one host (torch/communicator.h), or the rings of
-// several and the engine between them (hosts/torch_communicator.h).
+// The interface that runs the calls of a group: over the ring of one host (torch/communicator.h),
+// or over the rings of several and the engine between them (hosts/torch_communicator.h).
 #pragma once
 
 #include <optional>
@@ -33,19 +33,19 @@ class Runner {
  public:
   virtual ~Runner() = default;
 
-  // Takes over what is known of the ranks already; before the first call.
+  // Sets what is known about the ranks already; before the first call.
   virtual void set_roster(Roster roster) = 0;
   // Sets what becomes of the process when a ring fails; before the first call.
   virtual void set_on_fault(OnFault policy) = 0;
-  // Throws the error of a call that was enqueued on a device, as far as devices have shown.
+  // Throws the error of an enqueued call that has failed, if its device has shown that.
   virtual void check_enqueued() = 0;
   // Sets the function that finds ring orders on rank 0; before the first call.
   virtual void set_orders(FindOrders find) = 0;
-  // Before the first call on such a device.
+  // Sets the lists of a kind of device; before the first call on it.
   virtual void set_table(const std::string& device, const WayTables::Lists& lists) = 0;
-  // Runs the tasks of a call; every collective comes here, but for all_reduce_now(). Synchronous on
-  // a CPU: returns when the call is done; on CUDA: when it is enqueued on the current stream, or,
-  // asynchronous, on that of the options.
+  // Runs the tasks of a call. Every collective but those of all_reduce_now() comes here. On a CPU,
+  // a synchronous call returns when it is done. On CUDA, a call returns when it is enqueued: on the
+  // current stream, or, if it is asynchronous, on the stream of the options.
   virtual WorkPtr submit(Call call, const CallOptions& options) = 0;
 
   // The calls of Python; a synchronous one returns null.
@@ -55,16 +55,17 @@ class Runner {
                          const c10d::ReduceOp& op, const WayRequest& request, bool async_op);
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const WayRequest& request,
                      bool async_op);
-  // Returns the sum of `x` over all ranks, contiguous; on CUDA on one host perhaps with `norm`.
+  // Returns the sum of `x` over all ranks, contiguous. On CUDA on one host, may also compute
+  // `norm`; `norm->done` tells.
   virtual at::Tensor sum_of(const at::Tensor& x, const WayRequest& request, RowNorm* norm) = 0;
-  // Returns the nanoseconds that each of so many all-reduces took.
+  // Returns the nanoseconds that each of this many all-reduces took.
   std::vector<int64_t> time_all_reduce(const at::Tensor& tensor, int64_t calls,
                                        const WayRequest& request);
 
-  // Returns the lists that calls on this kind of device are chosen from: rank 0's once the ranks of
-  // a ring are connected, until then this rank's.
+  // Returns the lists from which the ways of calls on this kind of device are chosen: rank 0's once
+  // the ranks of a ring are connected, until then this rank's.
   virtual WayTables::Lists table(const std::string& device) = 0;
-  // Returns the two parts of SharedMemory, on its GPU.
+  // Returns `device` and `host` of the SharedMemory of this rank's GPU; empty if there is none.
   virtual std::pair<std::string, std::vector<std::string>> shared_memory() = 0;
   virtual int rank() const = 0;
   virtual int ranks() const = 0;
@@ -73,47 +74,47 @@ class Runner {
   virtual bool failed() = 0;
   virtual void abort(const std::string& reason) = 0;
   virtual void close(double patience_s) = 0;
-  // Ends the calls that a signal interrupts.
+  // Returns a function that ends the calls that a signal interrupts.
   Abort aborter() {
     return [this](const std::string& reason) { abort(reason); };
   }
 
  protected:
-  // Runs a call of one task that nobody needs the work of, unless it is asynchronous.
+  // Runs a call of one task. Returns null unless it is asynchronous, because nobody needs its work.
   WorkPtr submit_one(c10d::OpType type, const at::Tensor& output, Prepared task,
                      const WayRequest& request, bool async_op);
-  // Runs an all-reduce at once, or does nothing and returns false: submit() has to do it.
+  // Runs an all-reduce at once, or does nothing and returns false if submit() must run it.
   virtual bool all_reduce_now(const at::Tensor& /*out*/, const at::Tensor& /*in*/, Op /*op*/,
                               const WayRequest& /*request*/) {
     return false;
   }
 };
 
-// A mover of messages between pairs of ranks: between processes of one host (p2p/torch_p2p.cpp),
-// or between hosts, too (hosts/torch_p2p.cpp).
+// The interface that sends and receives messages between pairs of ranks: between processes of one
+// host (p2p/torch_p2p.cpp), or also between hosts (hosts/torch_p2p.cpp).
 class P2pRunner {
  public:
   virtual ~P2pRunner() = default;
 
-  // Returns at once; the work is complete when all transfers of the call have arrived (CPU), or are
-  // enqueued (CUDA). `tag`: what the two ends of each have alike.
+  // Returns at once. The work is complete when all transfers of the call have arrived (CPU), or are
+  // enqueued (CUDA). `tag`: a number that is the same on both ends of each transfer.
   virtual WorkPtr post(Call call, uint64_t tag, const WayRequest& request,
                        Milliseconds timeout) = 0;
   virtual void abort(const std::string& reason) = 0;
   virtual void close(Milliseconds patience) = 0;
-  // On CUDA, what is posted between the two is launched together, by the second.
+  // On CUDA, release() launches all calls together that were posted since hold().
   virtual void hold() {}
   virtual void release() {}
-  // Waits until CUDA has done the collectives. Leaves out links whose last call is a message of the
-  // user's: its other end may be posted after the barrier that calls this.
+  // Waits until CUDA has done the collectives between pairs. Leaves out links whose last call is a
+  // message of the user's, because its other end may be posted after the barrier that calls this.
   virtual void wait_for_exchanges() = 0;
-  // The same as the runner's.
+  // The same as Runner's functions.
   virtual void set_on_fault(OnFault policy) = 0;
   virtual void check_enqueued() {}
 };
 
-// A roster in the form that Python gives it: `departures`, each rank's process, and seconds that
-// this rank has waited.
+// A roster as Python gives it: `departures`, (pid, start) of each rank's process, and the seconds
+// that this rank has waited.
 using RosterParts = std::tuple<std::string, std::vector<std::pair<int64_t, uint64_t>>, double>;
 
 Roster roster_of(const RosterParts& parts);

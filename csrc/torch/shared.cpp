@@ -63,7 +63,7 @@ bool is_shared(const at::Tensor& t) {
   return t.is_cpu() && cpu::Arena::mine().place_of(t.const_data_ptr(), 1) >= 0;
 }
 
-// While it is in use, every CPU tensor that this process makes is shared. Not nested.
+// Between begin() and end(), every CPU tensor that this process makes is shared. Not nested.
 class SharedByDefault {
  public:
   void begin() {

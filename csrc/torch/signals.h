@@ -1,5 +1,5 @@
-// Signals during a call that waits. Python runs their handlers on its main thread only, and between
-// two instructions of Python: a call that waits for minutes would keep Ctrl-C waiting as long.
+// Signals during a call that waits. Python runs their handlers on its main thread only, between two
+// instructions of Python. So a call that waits for minutes would keep Ctrl-C waiting as long.
 #pragma once
 
 #include <pybind11/pytypes.h>
@@ -22,12 +22,12 @@ namespace py = pybind11;
 // Ends a call for all ranks; must not wait for it.
 using Abort = std::function<void(const std::string& reason)>;
 
-// The lookout of a call for signals, for as long as it lives. Every 50 ms of a wait on the main
-// thread it runs the handlers. If one raises something, that is kept, and the call is aborted.
+// The lookout for signals during a call. Every 50 ms of a wait on the main thread, it runs the
+// handlers. If a handler raises an exception, it keeps the exception and aborts the call.
 class Signals {
  public:
-  // `call`: anything that stands for the calls that take turns with this one. Inside another one's
-  // life it does nothing: the outer call is the one to abort.
+  // `call`: an address that stands for all calls that take turns with this one. Within another
+  // Signals this one does nothing, except in a handler, because the outer call is the one to abort.
   Signals(const void* call, Abort abort)
       : call_(call), abort_(std::move(abort)), outer_(innermost),
         lookout_{[](void* self) { static_cast<Signals*>(self)->look(); }, this}, before_(lookout) {
@@ -44,22 +44,23 @@ class Signals {
   Signals& operator=(const Signals&) = delete;
 
   bool raised() const { return raised_ != nullptr; }
-  // Throws what a handler has raised, if one has.
+  // Throws the exception that a handler has raised, if one has.
   void rethrow() const {
     if (raised_) std::rethrow_exception(raised_);
   }
 
-  // True: this thread runs a handler that has interrupted such a call, which would wait for itself.
+  // Returns true if this thread runs a handler that has interrupted such a call: a new call would
+  // wait for itself.
   static bool interrupts(const void* call) {
     for (const Signals* s = innermost; s != nullptr; s = s->outer_)
       if (s->call_ == call && s->handling_) return true;
     return false;
   }
 
-  // True on the thread on which Python runs handlers.
+  // Returns true on the thread on which Python runs handlers.
   static bool come_here() { return ::gettid() == ::getpid(); }
 
-  // Keeps what a handler has raised in Python code that the call itself runs.
+  // Keeps the exception of a handler that ran in Python code which the call itself runs.
   static void keep(const py::error_already_set& error);
 
  private:
@@ -72,10 +73,11 @@ class Signals {
     try {
       abort_("it was interrupted (" + name + ")");
     } catch (const std::exception&) {
-      // The others are not told, and find out when this rank's program ends.
+      // The other ranks are not told; they find out when this rank's program ends.
     }
   }
-  // The class of the exception that one has raised.
+  // Runs the handlers. Returns the class name of the exception that one has raised; empty: none
+  // has.
   std::string run_handlers();
 
   static constinit inline thread_local Signals* innermost = nullptr;

@@ -37,7 +37,7 @@ void sum_sparse(const at::Tensor& t, int rank, int ranks, const Gather& gather) 
                             " have sparse tensors that differ in dtype, shape or number of sparse "
                             "dimensions; all ranks must have them alike");
   const int64_t most = counts.max().item<int64_t>();
-  // Row i of each: where element i is, and what.
+  // Row i of each: the place of element i, and its value.
   const at::Tensor places = gather(padded(mine._indices().t().contiguous(), most));
   const at::Tensor values = gather(padded(mine._values().contiguous(), most));
   std::vector<at::Tensor> all_places, all_values;

@@ -28,8 +28,9 @@ class C10dStore final : public Store {
     ask([&] { store_->set(key, std::vector<uint8_t>(value.begin(), value.end())); });
   }
 
-  // A TCPStore prints a warning and a stack before it throws. A FileStore whose file is gone, with
-  // the TemporaryDirectory it was in, would wait for that folder as long as for a key.
+  // Lets torch log errors only, because a TCPStore prints a warning and a stack before it throws.
+  // Skips a FileStore whose file is gone: without its folder, it would wait for the folder as long
+  // as for a key.
   void try_set(const std::string& key, const std::string& value) override {
     if (auto* file = dynamic_cast<c10d::FileStore*>(innermost()); file != nullptr) {
       if (std::error_code ignored; !std::filesystem::exists(file->getPath(), ignored)) return;
@@ -42,7 +43,7 @@ class C10dStore final : public Store {
   }
 
   std::string get(const std::string& key, Milliseconds timeout) override {
-    // Not store_->wait(): a TCPStore prints two warnings each time that ends without the key.
+    // Not store_->wait(): a TCPStore prints two warnings whenever that ends without the key.
     const auto end = Clock::now() + timeout;
     auto pause = kFirstPause;
     while (!ask([&] { return store_->check({key}); })) {
@@ -60,7 +61,7 @@ class C10dStore final : public Store {
   }
 
  private:
-  // torch's errors name the place in torch, and no ranks.
+  // Replaces torch's errors, which name a place in torch and no ranks.
   template <class F>
   static auto ask(F&& f) -> decltype(f()) {
     try {
@@ -80,7 +81,8 @@ class C10dStore final : public Store {
     return prefixed == nullptr ? store_.get() : prefixed->getUnderlyingNonPrefixStore().get();
   }
 
-  // The first is about what a TCPStore takes to answer; the last keeps many ranks from flooding it.
+  // kFirstPause is about the time in which a TCPStore answers; kLongestPause keeps many ranks from
+  // flooding it.
   static constexpr std::chrono::microseconds kFirstPause{100}, kLongestPause{10'000};
 
   const c10::intrusive_ptr<c10d::Store> store_;
@@ -88,8 +90,8 @@ class C10dStore final : public Store {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-// A store of torch for what waits in it without seeing that another rank is gone: such a wait can
-// be ended from outside.
+// A store of torch for code that waits in it and does not see that another rank is gone. A Watch
+// ends such a wait from outside.
 class WatchedStore final : public c10d::PrefixStore {
   struct State {
     std::function<void()> look;
@@ -98,8 +100,8 @@ class WatchedStore final : public c10d::PrefixStore {
   };
 
  public:
-  // While this lives, waits last no longer than `timeout`, whatever they ask for, and call `look`
-  // now and then, which throws to end them.
+  // While this lives, a wait lasts at most `timeout`, whatever limit it asks for, and calls `look`
+  // now and then, which throws to end the wait.
   class Watch {
    public:
     Watch(Milliseconds timeout, std::function<void()> look)
@@ -107,7 +109,7 @@ class WatchedStore final : public c10d::PrefixStore {
     ~Watch() { state_->look = nullptr; }
     Watch(const Watch&) = delete;
     Watch& operator=(const Watch&) = delete;
-    // Throws what `look` has thrown: torch and Python hand on another exception.
+    // Throws the exception that `look` has thrown, because torch and Python pass on another one.
     void rethrow() const {
       if (state_->thrown) std::rethrow_exception(state_->thrown);
     }

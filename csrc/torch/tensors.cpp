@@ -1,4 +1,3 @@
-// Checks tensors, and makes tasks of them.
 #include "torch/tensors.h"
 
 #include <ATen/MemoryOverlap.h>
@@ -109,8 +108,8 @@ Prepared prepare(Collective collective, const at::Tensor& out, const at::Tensor&
   Prepared p;
   p.device = out.device();
   p.in = plain(in);
-  // Ranks may lay the same values out differently, so memory order will not do: elements are
-  // matched in logical order, through a copy.
+  // Elements are matched in logical order, through a copy: in memory, ranks may have the same
+  // values in different orders.
   p.out = is_plain(out) ? out : out.is_same(in) ? p.in : at::empty(out.sizes(), out.options());
   if (!is_plain(out)) p.copies.push_back({out, p.out});
   p.task.collective = collective;
@@ -151,7 +150,7 @@ void check_apart(const at::Tensor& output, const at::Tensor& input, const at::Te
   }
 }
 
-// The shapes of reduce-scatter and all-gather: `whole` holds a shard for each rank.
+// Checks the tensors of a reduce-scatter or an all-gather: `whole` holds a shard for each rank.
 static DType check_pair(const at::Tensor& output, const at::Tensor& input, const at::Tensor& shard,
                         const at::Tensor& whole, const char* shard_name, const char* whole_name,
                         int rank, int ranks) {

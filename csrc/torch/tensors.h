@@ -1,4 +1,4 @@
-// From tensors to tasks: what is accepted, and how a tensor that is not contiguous is served.
+// Conversion of tensors to tasks, with checks, and with copies of tensors that are not contiguous.
 // Errors are raised here, on the rank that made the call, before anything is published.
 #pragma once
 
@@ -18,7 +18,8 @@ namespace ringkern::torch_ext {
 
 namespace py = pybind11;
 
-// "float32", as in torch.float32. torch has no such name for types that only it uses inside.
+// Returns the name in Python, such as "float32" of torch.float32, or the internal name of a type
+// that has none.
 std::string torch_name(at::ScalarType type);
 
 inline std::optional<DType> dtype_of(at::ScalarType type) {
@@ -34,7 +35,7 @@ inline std::optional<DType> dtype_of(at::ScalarType type) {
   return table[size_t(type)];
 }
 
-// An index of kMoved.
+// Returns the type's index in kMoved; the last one for a type that is not listed.
 int moved_of(at::ScalarType type);
 
 std::string dtype_names();
@@ -51,7 +52,7 @@ DType check_tensor(const at::Tensor& t, const char* role);
 void check_written(const at::Tensor& t, const char* role);
 Reduction reduction_for(const OpCall& call, DType dtype, int ranks);
 
-// A user's tensor, and where its value will be.
+// A user's tensor, and the tensor from which its value is copied.
 struct Copy {
   at::Tensor to, from;
 };
@@ -69,16 +70,16 @@ struct Prepared {
   void finish() const { copy_all(copies); }
 };
 
-// Returns whether memory holds the elements in logical order and unchanged. A view by torch's
+// Returns true if memory holds the elements in logical order and unchanged. A view by torch's
 // negative or conjugate bit has its sign elsewhere.
 inline bool is_plain(const at::Tensor& t) {
   return t.is_contiguous() && !t.is_neg() && !t.is_conj();
 }
 
-// The elements of `t` in logical order: `t` itself, or a copy.
+// Returns the elements of `t` in logical order: `t` itself, or a copy.
 inline at::Tensor plain(const at::Tensor& t) { return t.resolve_conj().resolve_neg().contiguous(); }
 
-// torch's way of saying that a tensor was written to.
+// Tells torch that a tensor was written to.
 inline void bump_version(const at::Tensor& t) {
   if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
 }
@@ -89,7 +90,8 @@ Prepared prepare(Collective collective, const at::Tensor& out, const at::Tensor&
 Reduction check_all_reduce(const at::Tensor& t, const OpCall& op, int ranks);
 Prepared prepare_all_reduce(const at::Tensor& t, const OpCall& op, int ranks);
 
-// In place is what torch means by it: the shard is this rank's part of the whole.
+// Throws ValueError if the tensors overlap in any way but in place. In place, as torch defines it,
+// the shard is this rank's part of the whole.
 void check_apart(const at::Tensor& output, const at::Tensor& input, const at::Tensor& shard,
                  const at::Tensor& whole, const std::string& shard_name,
                  const std::string& whole_name, int rank);

@@ -1,4 +1,4 @@
-// An all-reduce round the ring with a clock, for Python: who ran which verb, from when to when.
+// An all-reduce round the ring with a clock, for Python: the start and the end of each verb.
 
 #include <string>
 #include <tuple>
@@ -13,14 +13,15 @@
 namespace ringkern::torch_ext {
 namespace {
 
-// Rows of a rank at most: more than anybody looks at, and 1 MiB.
+// The most rows of a rank: more than anybody looks at, and 1 MiB.
 constexpr int64_t kMostVerbs = 1 << 14;
 
 // (channel, loop, step, verb, owner, offset, count, start, end, wait for prev, wait for next)
 using TimedRow = std::tuple<int, int64_t, int, std::string, int, int64_t, int64_t, int64_t, int64_t,
                             int64_t, int64_t>;
 
-// Before anything is sent: a call that is refused, is so on all ranks alike.
+// Throws if the call cannot be traced. Called before anything is sent, so that all ranks refuse the
+// call alike.
 void check_traceable(const Prepared& call, const Plan& plan) {
   const int64_t verbs = plan.channels * verbs_of(plan);
   if (verbs > kMostVerbs)
@@ -54,7 +55,8 @@ std::vector<TimedRow> rows_of(const at::Tensor& memory, const Plan& plan) {
   return rows;
 }
 
-// A sum round the ring, in place, of all ranks; returns when it is done here.
+// Sums a tensor over all ranks, in place round the ring. Returns this rank's verbs when the call is
+// done here.
 std::vector<TimedRow> record_all_reduce(TorchCommunicator& c, const at::Tensor& tensor,
                                         const std::string& protocol) {
   Prepared prepared = prepare_all_reduce(tensor, op_of(c10d::ReduceOp::SUM), c.ranks());
@@ -83,9 +85,9 @@ std::vector<TimedRow> record_all_reduce(TorchCommunicator& c, const at::Tensor& 
   return rows_of(rows, plan);
 }
 
-// After bind_communicator.
 }  // namespace
 
+// Called after bind_communicator().
 void bind_trace(py::module_& m) {
   py::class_<TorchCommunicator>(m.attr("Communicator"))
       .def("record_all_reduce", &record_all_reduce, py::arg("tensor"), py::arg("protocol"));

@@ -72,7 +72,8 @@ void CallWork::synchronize() {
 }
 
 bool CallWork::wait(std::chrono::milliseconds timeout) {
-  // torch's own end comes after the callbacks: one of them would wait for itself.
+  // torch ends the work after the callbacks, so a callback that waited for it would wait for
+  // itself.
   if (calling_back_ == std::this_thread::get_id()) {
     if (const auto error = exception()) std::rethrow_exception(error);
     synchronize();
@@ -146,7 +147,7 @@ void CallWork::wait_for_device(Clock::time_point end) {
 
 void CallWork::complete() {
   {
-    std::lock_guard lock(ending_);  // whoever is to abort it may end from here on
+    std::lock_guard lock(ending_);  // the owner of abort_ may end from here on
     over_ = true;
     abort_ = nullptr;
   }
@@ -174,7 +175,7 @@ void CallWork::fulfil() {
 void CallWork::set_future() {
   if (error_) return future_->setError(error_);
   if (device_.is_cpu()) return future_->markCompleted(c10::IValue(outputs_));
-  // A future has one stream of a device, and that is torch's for those who ask.
+  // A future takes one stream for each device, so one of torch's pool waits for all parts.
   const c10::impl::VirtualGuardImpl impl(device_.type());
   const c10::Stream joint = impl.getStreamFromGlobalPool(device_);
   for (const c10::Event& event : events_) event.block(joint);
@@ -183,7 +184,7 @@ void CallWork::set_future() {
 }
 
 void CallWork::release() {
-  Call over;  // goes after the lock: the end of a tensor may have to wait for the GIL
+  Call over;  // freed after the lock, because freeing a tensor may wait for the GIL
   std::lock_guard lock(state_);
   std::swap(over, call_);
   streams_.clear();

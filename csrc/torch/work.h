@@ -29,21 +29,20 @@ struct Transfer {
   bool sends = true;
   int peer = 0;
   at::Tensor buffer;  // plain
-  Copies copies;      // that bring what has come to the user's tensor
+  Copies copies;      // from the buffer to the user's tensor
 };
 
-// One call: what it is, the parts that it is done in, and what it gives back. It has tasks or
-// transfers, never both.
+// One call: its type, its parts and its results. Its parts are tasks or transfers, never both.
 struct Call {
   c10d::OpType type = c10d::OpType::UNKNOWN;
   c10::Device device = at::kCPU;
   std::vector<Prepared> tasks;      // over the ring, one after the other
   std::vector<Transfer> transfers;  // between pairs of ranks, all at once
   std::vector<at::Tensor> outputs;  // the user's
-  Copies copies;                    // that fill them when everything else is done
+  Copies copies;                    // to the outputs, when all else is done
   const char* title = nullptr;      // in a profile; null: none
-  std::vector<at::Tensor> inputs;   // shown there
-  std::vector<at::Tensor> held;     // in use until it is done, besides those of its parts
+  std::vector<at::Tensor> inputs;   // shown in a profile
+  std::vector<at::Tensor> held;     // others that are in use until the call is done
 
   void finish() const {
     for (const Prepared& task : tasks) task.finish();
@@ -51,7 +50,7 @@ struct Call {
     copy_all(copies);
   }
 
-  // All whose memory is in use until the call is done.
+  // Calls f for each tensor that must stay alive until the call is done.
   template <class F>
   void for_each_tensor(F&& f) const {
     const auto both = [&](const Copies& c) {
@@ -69,34 +68,38 @@ class CallWork : public c10d::Work {
   using Future = c10::ivalue::Future;
   using Elsewhere = std::function<void(std::function<void()>)>;
 
-  // `parts`: how often `end_part` will be called. `elsewhere`: runs what is given to it on another
-  // thread, for the callbacks of the future, where they must not keep the thread that ends a part.
+  // `parts`: the number of calls of end_part(). `elsewhere`: runs a function on another thread; it
+  // is used for the future's callbacks if they must not hold up the thread that ends a part.
   CallWork(Call call, int parts, Elsewhere elsewhere = nullptr)
       : Work(/*rank=*/-1, call.type, call.title, call.inputs), call_(std::move(call)),
         device_(call_.device), outputs_(call_.outputs), elsewhere_(std::move(elsewhere)),
         parts_(parts) {}
 
-  // The memory of what nobody has waited for may be in use for a while yet.
+  // Tells torch's allocator on which streams the tensors may still be in use, if nobody has waited.
   ~CallWork() override;
 
-  // A part has its result (CPU), or has it enqueued on the current stream (CUDA); or failed. From
-  // any thread; the first failure is what the call ends in. The last part finishes the call.
+  // Notes that a part has its result (CPU), has it enqueued on the current stream (CUDA), or has
+  // failed. Called from any thread. The first failure becomes the error of the call. The last part
+  // finishes the call.
   void end_part(std::exception_ptr error);
 
-  // CUDA: what becomes of the call with this number, which was enqueued.
+  // CUDA: follows the enqueued call with this number, to report its failure on the device.
   void follow(std::shared_ptr<EnqueuedCalls> enqueued, uint64_t seq);
 
-  // True where the future is done, too. CUDA: when the device has done it, or it has failed there.
+  // Returns true once the call has ended, also in the future's callbacks (CPU), or once the device
+  // has done it or has shown its failure (CUDA).
   bool isCompleted() override;
-  // CUDA: a failure on the device, too, once the device has shown it.
+  // Returns the error of the call; on CUDA also a failure on the device, once the device has shown
+  // it.
   std::exception_ptr exception() const override;
   bool isSuccess() const override { return !exception(); }
-  // CUDA: the current stream waits for what is enqueued on others, once all is.
+  // CUDA: waits until all parts are enqueued, and makes the current stream wait for them.
   void synchronize() override;
   void blockCurrentStream() override { synchronize(); }
-  // CUDA: where there is a timeout, the host waits for the device, too.
+  // Waits as torch defines it. On CUDA with a timeout, the host also waits for the device.
   bool wait(std::chrono::milliseconds timeout) override;
-  // Sets what ends the call if a signal interrupts somebody who waits for it; until it has ended.
+  // Sets the function that ends the call if a signal interrupts a wait for it. Has no effect once
+  // the call has ended.
   void abort_by(Abort abort) {
     std::lock_guard lock(ending_);
     if (!over_) abort_ = std::move(abort);
@@ -113,7 +116,7 @@ class CallWork : public c10d::Work {
 
   void note_stream();
 
-  // Waits as torch does, but looks out for signals; returns what is left of the time to wait.
+  // Waits as torch does, but looks out for signals. Returns the time that is left to wait.
   std::chrono::milliseconds wait_for_end(std::chrono::milliseconds timeout);
   void wait_for_device(Clock::time_point end);
   void abort_for(const std::string& reason) {
@@ -123,7 +126,7 @@ class CallWork : public c10d::Work {
 
   void complete();
 
-  // Once, by whoever comes second: the end of the call, or whoever asks for the future.
+  // Completes the future. Called once: by the end of the call, or by getFuture() after that.
   void fulfil();
   void set_future();
 
@@ -138,12 +141,12 @@ class CallWork : public c10d::Work {
   int parts_;                 // not ended yet
   bool ended_ = false;
   std::condition_variable all_ended_;
-  std::exception_ptr error_;                     // the first part's that failed
-  c10::intrusive_ptr<Future> future_;            // made when somebody asks for it
-  std::atomic<std::thread::id> calling_back_{};  // on which the future's callbacks run
+  std::exception_ptr error_;                     // of the first part that failed
+  c10::intrusive_ptr<Future> future_;            // made by the first getFuture()
+  std::atomic<std::thread::id> calling_back_{};  // the thread of the future's callbacks
   std::atomic<int> source_{-1};
   std::atomic<bool> captured_{false};  // in a CUDA graph
-  std::vector<c10::Event> events_;     // CUDA: of the streams that the parts are on
+  std::vector<c10::Event> events_;     // CUDA: one for each part, on its stream
   std::vector<c10::Stream> streams_;
   std::vector<Followed> enqueued_;
   std::mutex ending_;  // guards what follows
@@ -151,7 +154,7 @@ class CallWork : public c10d::Work {
   bool over_ = false;
 };
 
-// Several calls that are waited for as one.
+// The work of several calls that are waited for as one.
 class JointWork : public c10d::Work {
  public:
   explicit JointWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
@@ -177,7 +180,7 @@ class JointWork : public c10d::Work {
   const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
 
-// Does what CallWork::abort_by() does, for whatever is waited for.
+// Calls CallWork::abort_by() for the work, or for each part of a JointWork.
 inline void abort_by(c10d::Work& work, const Abort& abort) {
   if (auto* const one = dynamic_cast<CallWork*>(&work)) one->abort_by(abort);
   if (auto* const several = dynamic_cast<JointWork*>(&work))

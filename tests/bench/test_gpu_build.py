@@ -102,7 +102,7 @@ def test_a_rehearsal_compiles_nothing(context: Context) -> None:
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The work directory of a preflight, all of whose programs are ``true``."""
+    """Returns the work directory of a preflight in which every program is ``true``."""
     folder, program = tmp_path / "preflight", shutil.which("true")
     assert program
     (folder / "cmake").mkdir(parents=True)

@@ -29,7 +29,7 @@ QUICK = {"seconds": 0.02, "turn_s": 20.0, "start_s": 60.0, "timeout_s": 120.0, "
 
 
 def fake(name: str, **options: Any) -> Configuration:
-    """A contender that is called as the class that it runs."""
+    """Returns a contender with the name of the class that it runs."""
     return Configuration(
         name.lower(), f"fake_peers:{name}", sys.executable, options=options, path=(HERE,)
     )

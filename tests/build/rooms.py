@@ -102,7 +102,7 @@ class Room:
 
 
 def read_map(readme: str) -> dict[str, Room]:
-    """The table of csrc/README.md with the columns room and "may use".
+    """Returns the table of csrc/README.md with the columns room and "may use".
 
     Raises:
         ValueError: there is none, or it has a phrase that PHRASES does not know.
@@ -161,7 +161,7 @@ def includes(text: str) -> list[Include]:
 
 
 def _refused(file: str, include: Include, rooms: dict[str, Room], files: set[str]) -> str | None:
-    """Why `file` may not have this include, or None."""
+    """Returns why `file` may not have this include, or None."""
     name = room_of(file)
     room, path = rooms[name], include.path
     if include.own:
@@ -202,7 +202,7 @@ def _cycle(headers: dict[str, list[str]]) -> list[str] | None:
 
 
 def violations(csrc: Path) -> Iterator[str]:
-    """Each as "path:line: what", with the path below `csrc`."""
+    """Yields each violation as "path:line: what", with the path below `csrc`."""
     rooms = read_map((csrc / "README.md").read_text())
     paths = sorted(path for path in csrc.rglob("*") if path.suffix in SUFFIXES)
     texts = {path.relative_to(csrc).as_posix(): path.read_text() for path in paths}

@@ -23,7 +23,7 @@ EXCUSED: dict[str, str] = {}
 
 
 def violations(csrc: Path, excused: dict[str, str] = EXCUSED) -> Iterator[str]:
-    """Each as "path:line: what", with the path below `csrc`."""
+    """Yields each violation as "path:line: what", with the path below `csrc`."""
     used = set()
     for path in sorted(path for path in csrc.rglob("*") if path.suffix in SUFFIXES):
         file, text = path.relative_to(csrc).as_posix(), path.read_text()

@@ -157,7 +157,7 @@ def differences(stub: Signature, built: Signature) -> Iterator[str]:
 
 
 def _entries(body: list[ast.stmt]) -> dict[str, list[ast.stmt]]:
-    """The stub's statements by the name that they define; overloads have several."""
+    """Returns the stub's statements by the name that they define; overloads have several."""
     entries: dict[str, list[ast.stmt]] = {}
     for statement in body:
         if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The backend, in an environment without torch: each test makes its own."""
+    """Returns the backend, in an environment without torch: each test makes its own."""
     path = ROOT / "build_backend" / "ringkern_build.py"
     spec = importlib.util.spec_from_file_location("ringkern_build", path)
     assert spec
@@ -40,7 +40,7 @@ def output_of(*command: str) -> str:
 
 
 def install(site: Path, version: str) -> Path:
-    """A torch as far as the backend looks at it."""
+    """Installs the parts of a torch that the backend looks at."""
     (site / "torch" / "lib").mkdir(parents=True)
     (site / "torch" / "lib" / "libc10.so").touch()
     (site / "torch" / "version.py").write_text(f"debug = False\n__version__ = '{version}'\n")

@@ -22,7 +22,7 @@ def sizes() -> Any:
 
 
 def tree(directory: Path, files: dict[str, str]) -> Path:
-    """A csrc with the map of the real one, a header for each that the map names, and `files`."""
+    """Returns a csrc with the real map, a header for each that the map names, and `files`."""
     csrc = directory / "csrc"
     real = (CSRC / "README.md").read_text()
     headers = {header for room in rooms.read_map(real).values() for header in room.headers}

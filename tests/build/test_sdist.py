@@ -39,7 +39,7 @@ def tracked() -> set[str]:
 
 @pytest.fixture(scope="module")
 def clone(tracked: set[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of them: setuptools writes beside what it packs."""
+    """Returns a copy of the files, because setuptools writes beside the files that it packs."""
     copy = tmp_path_factory.mktemp("clone")
     for name in tracked:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,7 @@ def steps(path: Path) -> list[dict[str, Any]]:
 
 
 def commands(path: Path) -> list[str]:
-    """Each line that a step runs, and what a matrix gives such a line."""
+    """Returns each line that a step runs, and each value that a matrix gives for such a line."""
     lines = [line for step in steps(path) for line in step.get("run", "").splitlines()]
     for job in jobs(path).values():
         rows = job.get("strategy", {}).get("matrix", {}).get("include", [])

@@ -29,7 +29,7 @@ GREEN, YELLOW, RED, UNCHECKED = State.GREEN, State.YELLOW, State.RED, State.UNCH
 
 
 def doctor(before: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The command, in a process in which ``before`` has been run."""
+    """Returns the command's result, in a process that has run ``before``."""
     program = f"import runpy, sys\n{before}\n"
     program += (
         "sys.argv, sys.orig_argv = ['-m', *sys.argv[1:]], ['-m', 'ringkern', *sys.argv[1:]]\n"
@@ -45,7 +45,7 @@ def doctor(before: str = "", cwd: Path | None = None) -> subprocess.CompletedPro
 
 
 def states(text: str) -> dict[str, str]:
-    """The colour of each line, by name."""
+    """Returns the colour of each line, by name."""
     found = {}
     for line in text.splitlines():
         if line[:1] not in (" ", "#"):

@@ -42,7 +42,7 @@ def lines_of(text: str) -> dict[str, str]:
 
 
 def broken_copy(folder: Path) -> Path:
-    """The package with an extension that does not load."""
+    """Returns a copy of the package with an extension that does not load."""
     package = Path(ringkern.__file__).parent
     copy = folder / "ringkern"
     shutil.copytree(package, copy, ignore=shutil.ignore_patterns("_C.*.so", "__pycache__"))

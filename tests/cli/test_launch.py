@@ -120,7 +120,7 @@ MEASURING = "bench --vs none -b 8 -e 8 --seconds 90 --ranks-per-core 99 -n {}"
 
 
 def ranks_of(pid: int) -> list[int]:
-    """Those of its children that are started as ranks."""
+    """Returns the children of a process that are started as ranks."""
     found = []
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -130,7 +130,7 @@ def ranks_of(pid: int) -> list[int]:
 
 
 def is_at_work(pid: int) -> bool:
-    """Tells if its ring is there: a thread watches it."""
+    """Returns true if the process has a ring, which a thread watches."""
     threads = Path(f"/proc/{pid}/task").glob("*/comm")
     return any(comm.read_text() == "ringkern-watch\n" for comm in threads)
 

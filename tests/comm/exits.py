@@ -161,7 +161,7 @@ def exception_inside_with(rank: int, size: int, folder: Path) -> None:
 
 
 def forked_child_exits(rank: int, size: int, folder: Path) -> None:
-    """The child ends like an interpreter, with a communicator of its parent."""
+    """Ends a child like an interpreter, with a communicator of its parent."""
     communicator = own(rank, size, folder)
     work = communicator.all_reduce(torch.ones(10), async_op=True)
     assert work is not None

@@ -25,8 +25,8 @@ inline int open_files() {
   return n;
 }
 
-// Returns this process's mappings of named files in /dev/shm, where another run of the tests may
-// have files, too. The library's files have no name, so that a kill leaves nothing behind.
+// Returns this process's mappings of named files in /dev/shm; another run of the tests may have
+// files there, too. The library's files have no name, so that a kill leaves nothing behind.
 inline std::string named_shared_memory() {
   std::ifstream maps("/proc/self/maps");
   std::string found;

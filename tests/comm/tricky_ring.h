@@ -24,10 +24,10 @@ inline Geometry small() {
 
 // Changes to the data that one rank writes and maps.
 struct Tricks {
-  // Called before it writes; may change the data and its place.
+  // Called before the rank writes; may change the data and its place.
   std::function<void(std::vector<ProbedLink>&)> writes{};
   std::function<void(std::vector<ProbedLink>&)> reads{};
-  // All that it has mapped, by rank, and its own memory.
+  // Called with all memory that the rank has mapped, by rank, and its own.
   std::function<void(std::vector<void*>&)> maps{};
   Milliseconds late{0};
   bool reads_others = true;
@@ -105,7 +105,7 @@ struct NoExecutor final : Executor {
   void abort() override {}
 };
 
-// The outcome of each rank's first call; `looks` is called with its segments before it.
+// Returns the outcome of each rank's first call; calls `looks` with its segments before that.
 inline std::vector<Outcome> make_ring(
     int ranks, const std::function<Tricks(int)>& tricks, Milliseconds timeout = kLong,
     const std::function<void(int, const Segments&)>& looks = nullptr) {

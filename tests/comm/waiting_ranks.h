@@ -108,7 +108,7 @@ struct Rank {
   Communicator comm;
 };
 
-// Runs one thread for each rank; returns what each threw.
+// Runs one thread for each rank. Returns the error of each.
 inline std::vector<std::string> on_ranks(int ranks, const std::function<void(Rank&)>& body,
                                          bool enqueues = false, RankNames names = {}) {
   const auto store = std::make_shared<MemoryStore>();

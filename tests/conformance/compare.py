@@ -40,7 +40,7 @@ def differences(gloo: Runs, ours: Runs, known: Sequence[Known]) -> list[Differen
 
 
 def errors(gloo: Runs, ours: Runs, known: Sequence[Known], whole: bool) -> list[str]:
-    """Why ringkern does not conform, or why this was not shown.
+    """Returns why ringkern does not conform, or why this was not shown.
 
     ``whole``: all tests were run, so that an entry of the table which explains nothing is too many.
     """

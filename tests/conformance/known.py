@@ -35,7 +35,7 @@ OF_MPI = ("Only MPI supports CPU all_to_all_single", "Only MPI supports all_to_a
 
 
 def known_in(torch_version: str) -> tuple[Known, ...]:
-    """The entries that hold in a version of torch, such as 2.13.0+cpu."""
+    """Returns the entries that hold in a version of torch, such as 2.13.0+cpu."""
     major, minor = torch_version.split(".")[:2]
     version = int(major), int(minor)
     return tuple(k for k in KNOWN if k.before is None or version < k.before)

@@ -47,7 +47,7 @@ class Rank(NamedTuple):
     log: Path
 
     def kill(self) -> None:
-        """And what it has started: its session."""
+        """Kills the process and all that it has started: its session."""
         assert self.process.pid
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -84,7 +84,7 @@ class Pool:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def tests(self) -> dict[str, str]:
-        """The names of the suite, each with the reason why the test need not be tried, or none."""
+        """Returns the suite's names, each with the reason why it need not be tried, or none."""
         self.kill()
         return self._start()
 
@@ -172,7 +172,7 @@ class Pool:
             return Outcome("failed", reason=how, details=self._log(number))
 
     def _judge(self, outcomes: dict[int, Outcome], late: list[int], seconds: float) -> Outcome:
-        """One outcome of all ranks'."""
+        """Returns one outcome, made of those of all ranks."""
         failed = {n: outcome for n, outcome in outcomes.items() if outcome.status == "failed"}
         if not failed and not late:
             if all(outcome.status == "skipped" for outcome in outcomes.values()):

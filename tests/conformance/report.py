@@ -18,7 +18,7 @@ def counts(run: dict[str, Outcome]) -> str:
 
 
 def table(results: dict[str, Runs]) -> str:
-    """The totals of the backends side by side, a line for each number of ranks."""
+    """Returns the totals of the backends side by side, a line for each number of ranks."""
     number_of_ranks = sorted({ranks for runs in results.values() for ranks in runs})
     lines = ["ranks" + "".join(f"  {backend:36}" for backend in results).rstrip()]
     for ranks in number_of_ranks:

@@ -78,7 +78,7 @@ class TorchSuite:
         self._environ = dict(os.environ)
 
     def tests(self) -> dict[str, str]:
-        """The names, each with the reason why the test is skipped without being tried, or none."""
+        """Returns the names, each with the reason why it is skipped without a try, or none."""
         reasons = {}
         for name in unittest.TestLoader().getTestCaseNames(self._case):
             test = getattr(self._case, name)

@@ -42,13 +42,13 @@ def contributors(
 
 
 def writers(collective: str, plan: Plan, root: int) -> set[int]:
-    """The ranks that have an output."""
+    """Returns the ranks that have an output."""
     only = {"reduce": {root}, "send_recv": {plan.next(root)}}
     return only.get(collective, set(range(plan.ranks)))
 
 
 def senders(collective: str, plan: Plan, root: int, channel: int) -> set[int]:
-    """The ranks that use the link to the next one."""
+    """Returns the ranks that use the link to the next one."""
     everyone = set(range(plan.ranks))
     only = {"broadcast": everyone - {plan.prev(root, channel)}, "reduce": everyone - {root}}
     return (only | {"send_recv": {root}}).get(collective, everyone)
@@ -60,7 +60,7 @@ def owners(collective: str, plan: Plan) -> range:
 
 
 def expected_output(collective: str, plan: Plan, rank: int, root: int) -> list[Span]:
-    """The spans that an output must hold at the end, by the chunk table, empty ones left out."""
+    """Returns the spans that an output must hold at the end, by the chunk table; no empty ones."""
     if rank not in writers(collective, plan, root):
         return []
     spans = []

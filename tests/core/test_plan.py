@@ -86,7 +86,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def some_loops(loops: int) -> list[int]:
-    """The first and the last few and one between; all, where they are few."""
+    """Returns the first few loops, the last few and one between; all if they are few."""
     return sorted({n for n in (0, 1, loops // 2, loops - 2, loops - 1) if 0 <= n < loops})
 
 

@@ -67,7 +67,7 @@ class ThreadRing {
   }
   const cpu::Bell& bell(int rank) { return *static_cast<cpu::Bell*>(at(rank)); }
 
-  // Runs one thread for each rank. Returns what each threw.
+  // Runs one thread for each rank. Returns the error of each.
   std::vector<std::exception_ptr> on_threads(const std::function<void(int)>& body) {
     std::vector<std::exception_ptr> errors(engines_.size());
     std::vector<std::thread> threads;
@@ -94,7 +94,7 @@ class ThreadRing {
   std::vector<std::unique_ptr<cpu::CpuExecutor>> engines_;
 };
 
-// Returns true if inputs are combined, and false if one is passed on.
+// Returns true if inputs are combined; false if one input is passed on.
 constexpr bool reduces(Collective c) {
   return c == Collective::all_reduce || c == Collective::reduce_scatter || c == Collective::reduce;
 }

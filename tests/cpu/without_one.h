@@ -38,7 +38,7 @@ inline std::vector<std::string> without_one(ThreadRing& ring, int absent, const 
   return texts;
 }
 
-// Returns when the rank sleeps in a wait.
+// Waits until the rank sleeps in a wait.
 inline void until_asleep(ThreadRing& ring, int rank) {
   while (!cpu::asleep(ring.bell(rank))) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }

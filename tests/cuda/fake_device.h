@@ -88,7 +88,7 @@ class Processors {
   std::set<std::pair<int, uint64_t>> waiting_;
 };
 
-// Never destroyed: their threads may outlive statics.
+// The fake devices. They are never destroyed, because their threads may outlive statics.
 class FakeDevices {
  public:
   struct Stream;
@@ -170,12 +170,12 @@ class FakeDevices {
     const std::lock_guard lock(mutex_);
     made_.erase(handle);
   }
-  // A copy, or anything else that needs no multiprocessor.
+  // Enqueues a copy, or anything else that needs no multiprocessor.
   void later(const StreamPtr& s, std::function<void()> copy) { submit(s, {std::move(copy), {}}); }
   cudaError_t launch(const StreamPtr& s, ptx::Launch launch) {
     return submit(s, {nullptr, std::move(launch)});
   }
-  // Calls it when a device has come to the end of all that it has been asked for.
+  // Calls `call` when a device has done all that it has been asked for.
   void after_all(int device, std::function<void()> call) {
     devices_[device].aside.post(
         [all = all_on(device), call = std::move(call)] {
@@ -204,7 +204,8 @@ class FakeDevices {
     e = {e.device, s->capture ? Ticket() : asked(s), s->capture, s->after};
     return cudaSuccess;
   }
-  // `external`: by each replay of the graph, when it is launched; only in a capture.
+  // Makes a stream wait for an event. `external`: each replay of the graph waits when it is
+  // launched; only in a capture.
   cudaError_t follow(const StreamPtr& s, Event& e, bool external = false) {
     const std::lock_guard lock(mutex_);
     if (is_broken(s)) return cudaErrorStreamCaptureInvalidated;
@@ -220,7 +221,7 @@ class FakeDevices {
     s->after.insert(e.after.begin(), e.after.end());
     return cudaSuccess;
   }
-  // Fails, like the capture, if a graph has the event.
+  // Returns whether an event is done. Fails, like the capture, if a graph has the event.
   cudaError_t query(const Event& e) const {
     const std::lock_guard lock(mutex_);
     return e.capture == nullptr ? cudaSuccess : broken(*e.capture, cudaErrorCapturedEvent);
@@ -316,8 +317,8 @@ class FakeDevices {
     }
     return exec;
   }
-  // Nodes wait for records before the replay. CUDA does not define which of two unordered records
-  // is an event's last: here the first is.
+  // Launches a graph. Its nodes wait for records before the replay. CUDA does not define which of
+  // two unordered records is an event's last; here the first is.
   void replay(const Graph& exec, const StreamPtr& s) {
     const std::lock_guard lock(mutex_);
     const Ticket before = asked(s);

@@ -15,7 +15,7 @@
 
 namespace ringkern::test {
 
-// Device of a memory file; -1: it is none of them.
+// Returns the device of a memory file; -1: it is not a device's file.
 inline int device_of_file(int fd) {
   char name[64] = {};
   int device = -1;
@@ -67,7 +67,7 @@ inline CUresult fake_free(CUdeviceptr at, size_t bytes) {
   return ::munmap(reinterpret_cast<void*>(at), bytes) == 0 ? CUDA_SUCCESS
                                                            : CUDA_ERROR_INVALID_VALUE;
 }
-// Nothing may touch it until a device has access.
+// Maps memory that nothing may touch until a device has access.
 inline CUresult fake_map(CUdeviceptr at, size_t bytes, size_t, CUmemGenericAllocationHandle memory,
                          unsigned long long) {
   struct stat file{};
@@ -100,7 +100,7 @@ inline CUresult fake_set_access(CUdeviceptr at, size_t bytes, const CUmemAccessD
              : CUDA_ERROR_INVALID_VALUE;
 }
 
-// Null where the driver has no such function.
+// Returns a driver function by name; null if the driver has none.
 inline void* find_driver_function(const std::string& name) {
   static const std::map<std::string, void*> all{
       {"cuMemGetAllocationGranularity", reinterpret_cast<void*>(&fake_granularity)},

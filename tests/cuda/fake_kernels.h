@@ -9,7 +9,8 @@
 
 namespace ringkern::test {
 
-// The names of what has begun and ended on a device: "a+" and "a-", or "a" for a copy.
+// The names of the kernels that have begun and ended on a device, "a+" and "a-", and of copies,
+// "a".
 class Log {
  public:
   void add(const std::string& name) {

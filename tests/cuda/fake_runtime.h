@@ -1,6 +1,6 @@
-// A CUDA runtime that keeps its devices in host memory and launches nothing, but remembers what it
-// was asked for; or hands it to devices that work (cuda/fake_device.h). It stands in for the real
-// one wherever it is linked.
+// A CUDA runtime that keeps its devices in host memory. It launches nothing, but records its calls,
+// or passes them to devices that work (cuda/fake_device.h). It replaces the real one in every
+// program that links it.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -80,7 +80,7 @@ struct FakeRuntime {
   cudaError_t last = cudaSuccess;
   FakeDevices* working = nullptr;  // null: copies are made at once, and launches never
 
-  // On which device `at` lies; -1: nowhere.
+  // Returns the device on which `at` lies; -1: none.
   int device_of(const std::byte* at) const {
     for (const auto& [begin, where] : memory)
       if (at >= begin && at < begin + where.second) return where.first;
@@ -93,7 +93,7 @@ inline void make_context(int device) {
 }
 inline std::atomic<int> message_launches = 0;
 
-// Returns whether the TransportError with this text says that nothing was started.
+// Returns true if the TransportError with this text says that nothing was started.
 inline bool refused(const char* text, const std::function<void()>& launch) {
   try {
     launch();
@@ -114,7 +114,7 @@ inline void later(cudaStream_t s, std::function<void()> what) {
 inline FakeDevices::Event& event_of(cudaEvent_t e) {
   return *reinterpret_cast<FakeDevices::Event*>(e);
 }
-// This thread's. Relaxed, it may make unsafe calls while others capture.
+// This thread's capture mode. A relaxed thread may make unsafe calls while others capture.
 inline thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 inline cudaError_t unsafe_call() {
   if (runtime.working == nullptr || capture_mode == cudaStreamCaptureModeRelaxed)
@@ -122,7 +122,7 @@ inline cudaError_t unsafe_call() {
   return runtime.last = runtime.working->unsafe_call();
 }
 
-// The two halves of the kernel, of which the second needs the first of all others.
+// The two halves of the probe kernel. The second needs the first of all other ranks.
 inline void write_probe(const cuda::ProbeArgs& args) {
   for (const cuda::ProbeEnds& link : args.links) {
     if (link.theirs == nullptr) continue;
@@ -154,8 +154,8 @@ inline void* zeroed(size_t bytes) {
   return std::memset(std::aligned_alloc(256, whole), 0, whole);
 }
 
-// The demangled name of each kernel, by the function that stands for it on the host. Code that
-// nvcc adds to a file tells them before main.
+// Returns the demangled name of each kernel, by the host function that stands for it. Code that
+// nvcc adds to a file registers them before main.
 inline std::map<const void*, std::string>& kernel_names() {
   static std::map<const void*, std::string> names;
   return names;
@@ -501,7 +501,7 @@ void __cudaRegisterFunction(void**, const char* host, char*, const char* name, i
   ringkern::test::kernel_names()[host] = text;
   std::free(text);
 }
-// Only by a kernel that is called as a function, which none is.
+// Called only for a kernel that is called as a function, which none is.
 cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, void*) { std::abort(); }
 cudaError_t __cudaGetKernel(cudaKernel_t*, const void*) { std::abort(); }
 cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t) {

@@ -57,7 +57,7 @@ BUILTIN |= {"int32_t": "i", "int64_t": "l"}  # as in mangled names
 
 
 def protocols() -> list[str]:
-    """In the order of their numbers."""
+    """Returns the protocols in the order of their numbers."""
     text = (ROOT / "csrc/core/types.h").read_text()
     found = re.search(r"#define RK_PROTOCOLS\(X\) (.*)", text)
     assert found
@@ -160,7 +160,7 @@ TITLES = line_of(Resources._fields)
 
 
 def rows_of(kernels: Iterable[Resources]) -> list[Resources]:
-    """In an order that does not depend on the compiler's."""
+    """Returns the rows in an order that does not depend on the compiler's."""
     order = [*protocols(), "direct", "norm", "in_place", "across", "alone", "messages", "probe"]
     names = [*dtypes().values(), "-"]
 
@@ -185,7 +185,7 @@ def read_table(text: str) -> tuple[str, list[Resources]]:
 
 
 def differences(table: Iterable[Resources], built: Iterable[Resources], archs: list[str]) -> str:
-    """The rows of the table that the build changes, each before its new one."""
+    """Returns the rows of the table that the build changes, each before its new one."""
     before = {row[:4]: row for row in table if row.arch in archs}
     after = {row[:4]: row for row in built}
     changed = []

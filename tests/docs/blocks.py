@@ -47,7 +47,7 @@ class Block:
 
     @property
     def name(self) -> str | None:
-        """The file that it is to be written to."""
+        """Returns the name of the file for this block."""
         found = _NAME.match(self.text) if self.language == "python" else None
         return found[1] if found else None
 
@@ -63,7 +63,7 @@ class Block:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """In the order of the page."""
+    """Returns the blocks in the order of the page."""
     text, blocks, end = page.read_text(), [], 0
     for found in _FENCE.finditer(text):
         line = text.count("\n", 0, found.start()) + 1
@@ -74,18 +74,18 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def programs_of(blocks: list[Block]) -> dict[str, str]:
-    """The files that the page names, and their text."""
+    """Returns the files that the page names, and their text."""
     return {block.name: block.text for block in blocks if block.name}
 
 
 def said_to_print(blocks: list[Block]) -> dict[Block, str]:
-    """For blocks of sh that a block of text follows: that."""
+    """Returns the block of text that follows a block of sh, for each that has one."""
     pairs = [(a, b) for a, b in itertools.pairwise(blocks) if b.follows]
     return {a: b.text for a, b in pairs if (a.language, b.language) == ("sh", "text")}
 
 
 def missing_lines(expected: str, output: str) -> list[str]:
-    """The lines of ``expected`` that are nowhere in ``output``; ``...`` stands for anything.
+    """Returns the lines of ``expected`` that are not in ``output``; ``...`` stands for anything.
 
     Ranks that share a terminal may write their line ends apart from their lines.
     """

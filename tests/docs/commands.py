@@ -23,7 +23,7 @@ ELSEWHERE = {
 
 
 def bare(command: str) -> str:
-    """Without the comment behind it."""
+    """Returns the command without the comment behind it."""
     return re.sub(r"\s+#\s.*$", "", command).strip()
 
 

@@ -59,12 +59,12 @@ def _protocols(device: str, algorithm: str) -> str:
 
 
 def environment() -> str:
-    """The variables that a program which uses ringkern may set."""
+    """Returns the variables that a program with ringkern may set."""
     return made_from_code.environment.table_of([v for v in variables() if v.when == "import"])
 
 
 def commands() -> str:
-    """The command line, a line each."""
+    """Returns a line for each command of the command line."""
     rows = [[code(f"python -m ringkern {c.name}"), c.help] for c in COMMANDS]
     return table(["command", "what it does"], rows)
 
@@ -159,7 +159,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def filled(text: str) -> str:
-    """The page, with its tables as they are to be.
+    """Returns the page with its tables filled in.
 
     Raises:
         KeyError: it has room for a table that is not here.

@@ -36,7 +36,7 @@ class Named:
 
     @property
     def text(self) -> str:
-        """Its own docstring: not one that Python made, nor that of a class that is not ours."""
+        """Returns its own docstring: not one that Python made, nor that of a foreign class."""
         found = getattr(self.value, "__doc__", None) or ""
         made = f"{getattr(self.value, '__name__', '')}(", "Alias for field number"
         return "" if found.startswith(made) else inspect.cleandoc(found)
@@ -67,7 +67,7 @@ def listed() -> dict[str, list[str]]:
 
 
 def modules() -> list[ModuleType]:
-    """All that the reference shows."""
+    """Returns the modules that the reference shows."""
     return [importlib.import_module(name) for name in listed()]
 
 

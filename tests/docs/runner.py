@@ -29,7 +29,7 @@ def environment() -> dict[str, str]:
 
 
 def run(script: str, folder: Path, limit_s: float, env: Mapping[str, str]) -> Done:
-    """``script`` by bash, which stops at its first command that fails.
+    """Runs ``script`` by bash, which stops at its first command that fails.
 
     Raises:
         TimeoutError: it took longer; the text has what it had printed. All that it started and

@@ -38,7 +38,7 @@ FOR_ERRORS = f"{FOR_ALL}|what"  # as in "what :func:`ring_all_reduce` raises"
 
 
 def _texts(named: Named, words: str = FOR_ALL, seen: frozenset[str] = frozenset()) -> str:
-    """Its docstring, and those that it refers to by such words."""
+    """Returns a docstring, and those that it refers to by such words."""
     text = named.text
     for name in set(re.findall(_REFERS % words, text, re.IGNORECASE)) - seen:
         for other in EVERYTHING:

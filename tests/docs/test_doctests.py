@@ -40,7 +40,7 @@ def of_pages() -> Iterator[doctest.DocTest]:
 
 
 def _in_their_lines(blocks: list[tuple[int, str]]) -> str:
-    """The blocks, each on the lines that it has in its page."""
+    """Returns the blocks, each on the lines that it has in its page."""
     lines: list[str] = []
     for line, text in blocks:
         lines += [""] * (line - len(lines))

@@ -85,7 +85,7 @@ OF_OTHERS = {
 
 
 def sources() -> Iterator[Path]:
-    """All text of the repository, but these tests, which name what is not there."""
+    """Yields all text of the repository except these tests, which name missing things."""
     folders = [ROOT / folder for folder in (*FOLDERS, "cmake", "build_backend")]
     files = [*ROOT.glob("*"), *(file for folder in folders for file in folder.rglob("*"))]
     for file in files:

@@ -42,7 +42,7 @@ def results(name: str) -> Any:
 
 
 def table(heading: str) -> tuple[list[str], list[list[str]]]:
-    """The first table under a heading: its head and its rows."""
+    """Returns the first table under a heading: its head and its rows."""
     section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
     after = section[section.index("\n|") + 1 :].splitlines()
     lines = [line.strip("| ") for line in takewhile(lambda line: line.startswith("|"), after)]
@@ -151,7 +151,7 @@ H100, H200 = (ROOT / "bench" / "results" / f"2026-11-26-{gpu}.json" for gpu in (
 
 
 def speeds(file: Path, *, on_host: bool = False) -> list[dict[tuple[int, int, str], Any]]:
-    """The part speed of each run: rows by ranks, bytes and contender."""
+    """Returns the part speed of each run: rows by ranks, bytes and contender."""
     return [
         {
             (row["ranks"], row["size_bytes"], row["contender"]): row

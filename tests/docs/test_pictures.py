@@ -19,7 +19,7 @@ DOCS = Path(pictures.__file__).parent
 
 
 def words(name: str) -> list[str]:
-    """The texts of a committed picture, in their order."""
+    """Returns the texts of a committed picture, in their order."""
     root = ET.parse(pictures.FOLDER / f"{name}.svg").getroot()
     return [text.text or "" for text in root.iter(f"{SVG}text")]
 

@@ -1,5 +1,5 @@
 // Restrictions of a process: no memfd, little room in /dev/shm, little memory. Used in children
-// only; if this system does not allow one, the result has the reason.
+// only. If this system does not allow one, the result gives the reason.
 #pragma once
 
 #include <linux/audit.h>
@@ -46,8 +46,8 @@ inline std::string mount_at_dev_shm(const char* kind, const char* options) {
   return "";
 }
 
-// A memory cgroup inside this process's, which a child can enter. Its limit is set around the
-// child's own cgroup, so that it is not the first to be read.
+// A memory cgroup inside this process's, which a child can enter. Its limit is set on a group
+// around the child's own one, so that it is not the first limit to be read.
 class MemoryCgroup {
  public:
   // The destructor removes the cgroup; `why_not()` is empty unless it could not be made.

@@ -14,8 +14,8 @@
 
 namespace ringkern::faults {
 
-// Makes the device that csrc/torch makes for CPU tensors. `threads`: for ranks that are threads and
-// share one mapping, which ThreadSanitizer needs; then no tensor is reduced in place.
+// Makes the device that csrc/torch makes for CPU tensors. `threads`: given if ranks are threads
+// that share one mapping, which ThreadSanitizer needs; no tensor is then reduced in place.
 inline Device cpu_device(int rank, int ranks, Milliseconds timeout,
                          const std::shared_ptr<cpu::LocalMemory>& threads = nullptr) {
   Device device;
@@ -61,8 +61,8 @@ struct Outcome {
   char text[2500] = {};
 };
 
-// The record of another thread. It is no exception: ThreadSanitizer does not see libstdc++'s
-// reference counts of exceptions.
+// The outcome that another thread noted. It is no exception, because ThreadSanitizer does not see
+// libstdc++'s reference counts of exceptions.
 struct Noted {
   const Outcome outcome;
 };
@@ -152,8 +152,8 @@ inline std::string new_ring_fails(Store& store, const Device& device, int rank, 
   return "";
 }
 
-// The resources of this process before it has a ring. The arena stays for its life, and so does a
-// thread of ThreadSanitizer's, which begins with the first thread.
+// Returns the resources of this process before it has a ring. The arena stays for the life of the
+// process, and so does a thread of ThreadSanitizer, which begins with the first thread.
 inline Owned owned_at_first() {
   cpu::Arena::mine();
   std::thread([] {}).join();

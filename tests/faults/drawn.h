@@ -68,7 +68,7 @@ inline constexpr Way kWays[] = {
     {Algorithm::one_shot, Protocol::simple}, {Algorithm::two_shot, Protocol::simple}};
 inline constexpr Collective kGathering[] = {Collective::reduce_scatter, Collective::all_gather,
                                             Collective::broadcast, Collective::reduce};
-// Small whole numbers, which are exact in the dtype, like the sums of some of them.
+// The dtypes in which small whole numbers, and the sums of some of them, are exact.
 inline constexpr DType kExactDTypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16,
                                          DType::i8,  DType::u8,  DType::i32, DType::i64};
 inline constexpr Op kExactOps[] = {Op::sum, Op::min, Op::max, Op::avg};

@@ -1,6 +1,6 @@
-// System calls that fail on a test's request. This program's definitions of the functions precede
-// those of libc for everything in the process, including the threads of the C++ library; they call
-// the real ones. Included by one file of a program.
+// System calls that fail when a test asks for it. This program's definitions of the functions
+// precede those of libc for everything in the process, including the threads of the C++ library.
+// They call the real functions. Include this in one file of a program only.
 #pragma once
 
 #include <dlfcn.h>
@@ -42,7 +42,7 @@ inline constexpr const char* kCallees[] = {
 };
 inline constexpr int kCallKinds = int(std::size(kCallees));
 
-// Counts calls of this process while armed, by kind and from 0; one of them fails.
+// The calls of this process while armed, counted by kind from 0; one of them fails.
 struct Fault {
   std::atomic<bool> armed{false};
   std::atomic<int> seen[kCallKinds]{};
@@ -66,7 +66,7 @@ F behind(const char* name) {
 
 }  // namespace ringkern::faults
 
-// ThreadSanitizer calls them before instrumented code may run.
+// Left out with ThreadSanitizer, which calls these functions before instrumented code may run.
 #if !defined(__SANITIZE_THREAD__)
 
 // Defines a function with arguments (x, y, ...) of types (X, Y, ...); `fail` is returned instead. A

@@ -30,12 +30,12 @@ class OtherRanks {
         spoilt_step_(spoils ? int(fuzzer.below(kUnidentifiedPeers + 1)) : -1),
         way_(int(fuzzer.below(8))) {}
 
-  // Returns true if a fault was sent: it is not if rank 0 gave up before.
+  // Returns true if a fault was sent; false if rank 0 gave up before.
   bool spoilt() const { return spoilt_; }
-  // Unidentified peers send the wrong messages, before the valid ranks come.
+  // Returns true if only unidentified peers send wrong messages, before the valid ranks come.
   bool only_unidentified_peers() const { return spoilt_step_ == kUnidentifiedPeers; }
 
-  // Called when rank 0 has joined, or given up. Any thread.
+  // Called by any thread, when rank 0 has joined or given up.
   void end() { over_ = true; }
 
   void talk() {
@@ -48,7 +48,7 @@ class OtherRanks {
     try {
       if (auto to_zero = connect_to(socket_name(zero.socket))) go_on(*to_zero);
     } catch (const std::system_error&) {
-      // It has given up already.
+      // Rank 0 has given up already.
     }
   }
 
@@ -139,7 +139,7 @@ class OtherRanks {
     }
   }
 
-  // Disconnecting first would be one more fault.
+  // Waits until rank 0 has ended, because to disconnect first would be one more fault.
   void wait_for_the_end() {
     for (int i = 0; i < 4000 && !over_; ++i) ::usleep(1000);
   }

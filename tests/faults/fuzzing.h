@@ -43,10 +43,11 @@ class Fuzzer {
   uint64_t below(uint64_t n) { return random_() % n; }
   bool one_in(uint64_t n) { return below(n) == 0; }
 
-  // A rank's offer.
+  // Returns the descriptor of a rank's offer.
   int memory() { return memory_.offer().fd(); }
 
-  // Changes some of it: bits, numbers at their limits, its length, or the order of its parts.
+  // Changes some of the message: bits, numbers at their limits, its length, or the order of its
+  // parts.
   std::string mutated(std::string bytes) {
     for (uint64_t n = 1 + below(3); n > 0; --n) {
       const size_t at = bytes.empty() ? 0 : below(bytes.size());
@@ -63,7 +64,7 @@ class Fuzzer {
     return bytes;
   }
 
-  // Unexpected descriptors, too many, or none.
+  // Returns unexpected descriptors, too many of them, or none.
   std::vector<int> wrong_descriptors() {
     std::vector<int> fds;
     for (uint64_t n = below(4) == 0 ? below(12) : below(4); n > 0; --n)

@@ -32,7 +32,8 @@ struct Scene {
   Witness witnesses[kMostKilledRanks];
 };
 
-// Counts the uses, so that a rank can be killed after the n-th; or in it, which then never ends.
+// Counts the uses, so that a rank can be killed after the n-th, or during it: the use then never
+// ends.
 class CountedStore final : public Store {
  public:
   CountedStore(Store& store, std::atomic<int>& uses, int last)
@@ -111,7 +112,8 @@ class KillRound {
   bool two_killed() const { return victims_[1] >= 0; }
   const std::vector<double>& delays() const { return delays_; }
   const std::vector<double>& closing() const { return closing_; }
-  // Ranks that could miss the dead one only by its absence: it died before it could be reached.
+  // Returns the number of ranks that only knew that the dead one did not come: it died before it
+  // could be reached.
   int absences() const { return absences_; }
 
  private:
@@ -143,7 +145,7 @@ class KillRound {
     return false;
   }
 
-  // Alone, or in a list such as "did not come: rank 1 3".
+  // Finds the victim alone, or in a list such as "did not come: rank 1 3".
   bool names_a_victim(const std::string& text) const {
     for (const int victim : victims_) {
       if (victim < 0) continue;

@@ -18,13 +18,13 @@ inline constexpr int kPatience = 30'000;  // ms, for a wait for ranks
 enum class Made { communicator, p2p_engine };
 inline constexpr const char* kMade[] = {"communicator", "p2p engine"};
 
-// Returns when all ranks have reached it.
+// Waits until all ranks have reached it.
 inline void meet(Store& store, const std::string& name) {
   store.add(name, 1);
   CHECK(wait_for([&] { return store.add(name, 0) == kRanks; }, kPatience));
 }
 
-// Makes it, uses it, calls `made()` and ends it.
+// Makes a communicator, uses it, calls `made()` and ends it.
 inline void use_communicator(std::shared_ptr<Store> store, const std::string& name, int rank,
                              const std::function<void()>& made) {
   const Device device = cpu_device(rank, kRanks, kTimeout);
@@ -60,8 +60,8 @@ inline void use_p2p_engine(std::shared_ptr<Store> store, const std::string& name
   // A rank that gives up shows this only while it exists, so none leaves before all know the
   // outcome.
   const Meeting leaving{*store, name + " has ended"};
-  // Two ranks may have two connections, and the messages need one: a rank that has its messages may
-  // still fail over the other, and its peers with it unless they have theirs.
+  // Two ranks may have two connections, of which the messages need one. A rank that has its
+  // messages may still fail over the other, and its peers fail with it unless they have theirs.
   Meeting served{*store, name + " has its messages"};
   engine.emplace(store, name, rank, kRanks, kTimeout);
   struct Note {

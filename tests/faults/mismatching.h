@@ -90,7 +90,8 @@ class MismatchRound {
         return d;
   }
 
-  // The tensors depend on the call alone, in whatever order a rank makes it.
+  // Returns the salt of a call's tensors. It depends on the call alone, not on the order in which a
+  // rank makes it.
   int64_t salt_of(int64_t i, int rank) const {
     const bool swapped = field_ == Field::order && rank == odd_one_;
     return swapped && i == at_ ? i + 1 : swapped && i == at_ + 1 ? i - 1 : i;
@@ -177,8 +178,8 @@ class MismatchRound {
 
   // ---- the ranks' reports -----------------------------------------------------------------------
 
-  // Checks the field, the odd rank with its value, and another rank with its value. For a call that
-  // is no longer recorded, only that there was one.
+  // Checks that the text has the field, the odd rank with its value, and another rank with its
+  // value. For a call that is no longer recorded, checks only that the text says so.
   bool tells_all(const std::string& text, int64_t in_call) const {
     if (in_call >= at_ + kCallLines && text.find(kLongAgo) != std::string::npos) return true;
     const Difference d = difference(pair_.odd, pair_.most);
@@ -209,7 +210,8 @@ class MismatchRound {
     if (w.first.ending == Ending::mismatch && w.first.seq != uint64_t(at_ + 1) &&
         text.find(kLongAgo) == std::string::npos)
       return complain(who + ": facts.seq is " + std::to_string(w.first.seq) + said);
-    // Returns one of the ranks that differ; the odd one, if the calls of more than two are known.
+    // The error names one of the ranks that differ: the odd one, if the calls of more than two are
+    // known.
     const std::string blamed = "rank " + std::to_string(w.first.rank) + " has ";
     if (w.first.ending == Ending::mismatch && text.find(blamed) == std::string::npos)
       return complain(who + ": facts.rank is " + std::to_string(w.first.rank) + said);
@@ -222,7 +224,7 @@ class MismatchRound {
     forgotten_ += text.find(kLongAgo) != std::string::npos;
   }
 
-  // The time at which both differing calls had begun.
+  // Returns the time at which both differing calls had begun.
   int64_t known_ns() const {
     int64_t others = INT64_MAX;
     for (int rank = 0; rank < ranks_; ++rank)

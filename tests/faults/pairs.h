@@ -15,7 +15,7 @@ inline const char* name_of(Field field) {
   return names[int(field)];
 }
 
-// The first field in which calls differ, as the message names it, and the value of each.
+// The first field in which two calls differ, as the message names it, and its value in each.
 struct Difference {
   std::string field, a, b;
 };

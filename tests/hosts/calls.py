@@ -86,12 +86,12 @@ def _as_given(call: Call, x: torch.Tensor) -> torch.Tensor:
 
 
 def integral(rank: int, n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    """A rank's values, which any rank can make: whole numbers that no sum of a few rounds."""
+    """Returns a rank's values, which any rank can make: whole numbers, so small sums are exact."""
     return whole(dtype, (n,), rank, seed, most=3)
 
 
 def total(size: int, n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    """The sum of all ranks' `integral`."""
+    """Returns the sum of all ranks' `integral`."""
     return torch.stack([integral(r, n, dtype, seed) for r in range(size)]).sum(0).to(dtype)
 
 

@@ -141,7 +141,7 @@ def calls(rank: int, size: int, folder: Path) -> None:
 
 
 def _has_anyway(plan: Plan, rank: int, size: int, store: dist.Store) -> dict[str, list[str]]:
-    """The resources that a process keeps after its first ring: its page, and an event thread."""
+    """Returns the resources that a process keeps after its first ring: a page, an event thread."""
     ring = Ring(plan, rank, size, dist.PrefixStore("before", store))
     ring.all_reduce(torch.ones(10))
     ring.close()

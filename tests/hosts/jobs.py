@@ -117,13 +117,13 @@ class Job:
         self._processes[rank].kill()
 
     def kill_host(self, host: int) -> None:
-        """All its ranks. The kernel tells their neighbours, unless its wire has been cut before."""
+        """Kills all ranks of a host. The kernel tells their neighbours, unless the wire was cut."""
         for process, where in zip(self._processes, self.host_of):
             if where == host:
                 process.kill()
 
     def wait(self, timeout: float) -> list[Result]:
-        """How each rank has ended, the late ones by SIGKILL; seconds for all together."""
+        """Returns how each rank has ended; late ones by SIGKILL. `timeout`: seconds for all."""
         end = time.monotonic() + timeout
         late = set()
         for rank, process in enumerate(self._processes):
@@ -158,7 +158,7 @@ class Job:
 
 
 def inside(pid: int, *spaces: str) -> list[str]:
-    """The command before another one that takes it there. It does not fork."""
+    """Returns the command that runs the one after it there, without a fork."""
     if not spaces:
         spaces = ("--net", "--uts") if os.geteuid() == 0 else ("--user", "--net", "--uts")
     kept = ["--preserve-credentials"] if "--user" in spaces else []

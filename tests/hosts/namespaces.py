@@ -148,7 +148,7 @@ class Net:
         return int(values[names.index("RetransSegs")]) * _FRAME
 
     def cut(self, host: int) -> None:
-        """From now on the switch drops, in silence, what the host sends and what it would get."""
+        """Makes the switch silently drop everything that the host sends and would get."""
         self._ip(0, f"link set port{host} nomaster")
 
     def mend(self, host: int) -> None:
@@ -234,7 +234,7 @@ def _run(command: list[str], given: str | None = None) -> str:
 
 @functools.lru_cache
 def why_not(gbit_s: float | None = None, delay_ms: float | None = None) -> str | None:
-    """Why this machine has no such `Net`, for a test that is skipped then; None: it has."""
+    """Returns why this machine cannot have such a `Net`, to skip a test; None if it can."""
     for program, package in _PROGRAMS.items():
         if shutil.which(program) is None:
             return f"no {program}, which is a part of {package}"

@@ -42,7 +42,7 @@ SOON_S = 15.0  # of a timeout of 30 s, on a machine that does much else
 
 @pytest.fixture(scope="module")
 def two_by_two(request: pytest.FixtureRequest, ranks: Pool) -> Iterator[TwoByTwo]:
-    """``two_by_two(where)``: two ranks on each of two hosts."""
+    """Yields ``two_by_two(where)``: two ranks on each of two hosts."""
     spaced: list[Ranks] = []
 
     def of(where: str) -> Ranks:
@@ -162,7 +162,7 @@ SOME_RETURN = {
 
 
 def _error(call: Callable[[], object]) -> tuple[str, str, float]:
-    """The class and the text of what it raises, and after how many seconds."""
+    """Returns the class and the text of the call's error, and the seconds until then."""
     start = time.monotonic()
     try:
         call()

@@ -19,7 +19,7 @@ inline constexpr Milliseconds kLong{60000};  // reached only in tests of the tim
 inline constexpr size_t kTooMuch = 2 << 20;  // for a link that no rank reads
 inline constexpr Protocol kAll[] = {Protocol::simple, Protocol::ll, Protocol::ll128};
 
-// Every byte of a message is a function of these, so that none can be another's.
+// Every byte of a message is a function of these, so that no byte can belong to another message.
 inline Bytes contents(int from, int to, uint64_t tag, size_t n) {
   Bytes bytes(n);
   uint64_t x = uint64_t(from) * 1000003 + uint64_t(to) * 10007 + tag * 101 + n;
@@ -45,7 +45,7 @@ class Box {
     return post({false, from, tag, {}, nullptr, 0, timeout, {}}, Bytes(n, 0xee));
   }
 
-  // Returns when all have ended.
+  // Waits until all have ended.
   void wait() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return pending_ == 0; });
@@ -155,7 +155,7 @@ struct Rank {
   Rank(std::shared_ptr<Store> s, int r, int k, Milliseconds timeout = kLong)
       : rank(r), ranks(k), store(s), engine(s, "group", r, k, timeout), box(engine) {}
 
-  // Returns when all ranks, or this many, have reached it; without a message.
+  // Waits until all ranks, or this many, have reached it; sends no message.
   void barrier(const std::string& name, int of = 0) {
     if (store->add(name, 1) == (of > 0 ? of : ranks)) store->set(name + " all", "");
     store->get(name + " all", kLong);

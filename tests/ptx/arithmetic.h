@@ -10,7 +10,7 @@ struct Operation {
   int results = 0, operands = 0;
 };
 
-// Keyed by the whole opcode; without a step: not known.
+// Returns the operation of a whole opcode; its step is null if the opcode is not known.
 Operation operation_of(const std::string& opcode);
 
 }  // namespace ptx

@@ -1,10 +1,10 @@
-// Mutants of the PTX that no seed can catch, each with the argument why; and those of which that is
-// not known.
+// Mutants of the PTX that no seed can catch, each with the argument why, and mutants for which it
+// is not known whether one can.
 #pragma once
 
 namespace ptx {
 
-// The patterns below are of what this nvcc makes; another computes addresses in another way.
+// The patterns below fit the code of this nvcc; another one computes addresses in another way.
 inline constexpr char kCompiler[] = "13.0.88";
 
 struct Equivalent {

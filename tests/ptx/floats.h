@@ -1,5 +1,5 @@
-// Arithmetic of PTX in the types that C++ lacks, and its NaN. Written independently of csrc/reduce,
-// because it is compared with it.
+// Arithmetic of PTX in the types that C++ lacks, and its NaN. It is written independently of
+// csrc/reduce, because tests compare the two.
 #pragma once
 
 #include <bit>
@@ -8,14 +8,14 @@
 
 namespace ptx {
 
-// A NaN that an operation makes has one pattern, whatever its operands were.
+// Returns x, or for any NaN the one pattern that an operation's NaN has.
 inline float canonical(float x) { return std::isnan(x) ? std::bit_cast<float>(0x7FFFFFFFu) : x; }
 inline double canonical(double x) {
   return std::isnan(x) ? std::bit_cast<double>(0x7FFFFFFFFFFFFFFFu) : x;
 }
 
-// A small floating-point type; without infinity, the largest exponent holds numbers, too, and only
-// all ones are a NaN.
+// A small floating-point type. One without infinity has numbers with the largest exponent, too, and
+// its only NaN is all ones.
 struct Format {
   int exponent_bits, mantissa_bits;
   bool infinity;
@@ -24,7 +24,7 @@ struct Format {
   int bias() const { return (1 << (exponent_bits - 1)) - 1; }
   int bits() const { return 1 + exponent_bits + mantissa_bits; }
   uint32_t sign() const { return 1u << (bits() - 1); }
-  // Without its sign.
+  // Returns the bits of the largest number, without a sign.
   uint32_t largest() const {
     const uint32_t top = ((1u << exponent_bits) - 1) << mantissa_bits;
     return infinity ? top - 1 : top | ((1u << mantissa_bits) - 2);
@@ -47,14 +47,14 @@ inline double decode(const Format& f, uint32_t bits) {
   return (bits & f.sign()) != 0 ? -x : x;
 }
 
-// Rounds to the nearest, to even. `saturate`: what is too large becomes the largest number.
+// Rounds to the nearest, ties to even. `saturate`: a number that is too large becomes the largest.
 inline uint32_t encode(const Format& f, double x, bool saturate = false) {
   if (std::isnan(x)) return f.nan;
   const uint32_t sign = std::signbit(x) ? f.sign() : 0;
   x = std::fabs(x);
   const uint32_t too_large = saturate ? f.largest() : f.infinity ? f.largest() + 1 : f.nan;
   if (std::isinf(x)) return sign | too_large;
-  // In units of the last place, of which a power of two is exact.
+  // In units of the last place; scaling by a power of two is exact.
   const int exponent = x == 0 ? 1 - f.bias() : std::max(std::ilogb(x), 1 - f.bias());
   const double units = std::nearbyint(std::ldexp(x, f.mantissa_bits - exponent));
   const auto magnitude =
@@ -62,7 +62,8 @@ inline uint32_t encode(const Format& f, double x, bool saturate = false) {
   return sign | (magnitude > f.largest() ? too_large : magnitude);
 }
 
-// a * b + c, rounded to odd, so that it can be rounded once more; the product must be exact.
+// Returns a * b + c, rounded to odd, so that it can be rounded once more. The product must be
+// exact.
 inline double fused(double a, double b, double c) {
   const double product = a * b, sum = product + c;
   if (!std::isfinite(sum) || sum == 0) return sum;
@@ -72,7 +73,7 @@ inline double fused(double a, double b, double c) {
   return std::nextafter(sum, error > 0 ? INFINITY : -INFINITY);
 }
 
-// The smaller, or the larger, of which -0 is smaller than +0; a NaN if one is.
+// Return the smaller, or the larger; -0 is smaller than +0. A NaN if either is one.
 inline double smaller(double a, double b) {
   if (std::isnan(a) || std::isnan(b)) return NAN;
   return a < b || (a == b && std::signbit(a)) ? a : b;

@@ -1,5 +1,6 @@
-// Functions that instructions ask of the machine, for the thread that runs. simulated.cpp answers
-// with the simulated machine of tests/simt, host.cpp with the memory of this process.
+// Functions of the machine that instructions call, for the thread that runs. simulated.cpp
+// implements them with the simulated machine of tests/simt, host.cpp with the memory of this
+// process.
 #pragma once
 
 #include <cstddef>
@@ -21,17 +22,17 @@ struct Place {
   uint32_t thread, threads, block, blocks;
 };
 Place place();
-// The registers of the thread: as many words, which are its own until the kernel ends.
+// Returns `count` registers, which belong to the thread until the kernel ends.
 uint64_t* registers(size_t count);
 std::byte* shared_memory(size_t bytes);
 
-// `instruction`: which it is, so that a line is known to be accessed by all lanes at one.
+// `instruction`: identifies the access, to check that all lanes access a line in one instruction.
 void load(uint64_t at, void* to, int bytes, Access access, const void* instruction);
 void store(uint64_t at, const void* from, int bytes, Access access, const void* instruction);
-// Atomic: puts what `change` makes of the value there, if anything, and returns the value before.
+// Atomically stores the result of `change`, if it returns one, and returns the value before.
 using Change = std::function<std::optional<uint64_t>(uint64_t before)>;
 uint64_t update(uint64_t at, int bytes, Access access, const Change& change);
-// Called by a thread whose wait has failed: it is those that compare and swap.
+// Notes that the thread's wait has failed; only such a thread compares and swaps.
 void give_up();
 void fence(Access access);
 // The number of accesses and fences whose scope did not include all users of the place.

@@ -1,5 +1,5 @@
 // PTX text: entries, statements and operands, in nvcc's form. Only comments and pragmas are
-// skipped: any other unknown text is an error that names it.
+// skipped. Any other unknown text is an error that quotes it.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct Operand {
 
 struct Statement {
   std::string opcode;  // whole: "ld.acquire.sys.global.u64"
-  // One each, but for vectors ({a, b}) and pairs (a|b), which have several.
+  // One in each, except for vectors ({a, b}) and pairs (a|b), which have several.
   std::vector<std::vector<Operand>> operands;
   std::string guard;  // @p
   bool negated = false;
@@ -51,11 +51,12 @@ struct Entry {
   std::map<std::string, size_t> labels;  // the index of the statement behind it
 };
 
-// Parses the text of one entry, from `.visible` or `.entry` to its closing brace; `line` is that of
-// its first character. Raises Error.
+// Parses the text of one entry, from `.visible` or `.entry` to its closing brace. `line`: the
+// number of its first line. Raises Error.
 Entry parse_entry(std::string_view text, int line);
 
-// The texts of the entries in a file of PTX: by mangled name, with the line at which each begins.
+// The text of an entry in a PTX file, with the line at which it begins. Entries are listed by
+// mangled name.
 struct EntryText {
   std::string text;
   int line;

@@ -27,10 +27,10 @@ struct Instruction {
   machine::Access access;
   uint8_t bytes = 0, count = 1;  // of each of `count` values in memory
   int statement = 0;             // its index
-  bool skips = false;            // the guard of the next one
+  bool skips = false;            // this is the guard of the next instruction
 };
 
-// Sees each instruction before a thread runs it, while it is set.
+// Sees each instruction before a thread runs it, while the observer is set.
 struct Observer {
   virtual void see(const Frame& frame, const Instruction& i, const Statement& s) = 0;
 };
@@ -43,8 +43,8 @@ class Program {
   Program(Program&&) = default;
 
   const Entry& entry() const { return entry_; }
-  // Runs the kernel, by the thread that calls. Raises Error if there are other than `bytes` of
-  // arguments. A Failure of the machine names the statement.
+  // Runs the kernel on the calling thread. Raises Error if the kernel does not take exactly `bytes`
+  // of arguments. A Failure of the machine names the statement.
   void run(const void* arguments, size_t bytes) const;
   // Marks each statement that any thread has executed: 1 or 0.
   const std::vector<uint8_t>& executed() const { return executed_; }
@@ -53,7 +53,7 @@ class Program {
   friend class Decoder;
   Entry entry_;
   std::vector<Instruction> instructions_;
-  // Slots: registers, then these, then the special registers.
+  // The constants; a thread's slots are the registers, then these, then the special registers.
   std::vector<uint64_t> constants_;
   size_t registers_ = 0;
   mutable std::vector<uint8_t> executed_;  // stored by several threads of the host

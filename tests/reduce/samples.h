@@ -26,7 +26,7 @@ struct UIntOf<8> {
   using type = uint64_t;
 };
 
-// The bits of an element: what two of them are compared by.
+// Returns the bits of an element, by which two are compared.
 template <class T>
 auto bits(T x) {
   return bits_as<typename UIntOf<sizeof(T)>::type>(x);

@@ -1,5 +1,5 @@
-// Small floats the slow way, from the definition of their formats and with nothing of
-// reduce/dtype.h: a number is looked up in the list of all that the format has.
+// Small floats the slow way: each number is looked up in the list of all numbers of its format.
+// Written from the definition of the formats, without reduce/dtype.h.
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,8 @@ class SlowFloat {
   SlowFloat(int exponent_bits, int mantissa_bits, Top top)
       : mantissa_bits_(mantissa_bits), bias_((1 << (exponent_bits - 1)) - 1),
         sign_bit_(1u << (exponent_bits + mantissa_bits)), top_(top) {
-    // IEEE takes the highest exponent for infinity and NaN; e4m3fn takes but its last pattern.
+    // IEEE uses the highest exponent for infinity and NaN; e4m3fn uses only its last pattern for
+    // NaN.
     const unsigned end = top == Top::infinity ? sign_bit_ - (1u << mantissa_bits) : sign_bit_ - 1;
     for (unsigned m = 0; m < end; ++m) numbers_.push_back(magnitude(m));
   }
@@ -33,7 +34,7 @@ class SlowFloat {
     return bits & sign_bit_ ? -x : x;
   }
 
-  // To nearest, ties to even, NaN to the one NaN.
+  // Rounds to the nearest, ties to even; any NaN becomes the one NaN.
   unsigned encode(double x) const {
     if (std::isnan(x)) return nan();
     const unsigned sign = std::signbit(x) ? sign_bit_ : 0;

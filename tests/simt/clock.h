@@ -44,7 +44,7 @@ class ClockPool {
   ~ClockPool() {
     for (Vector* v : all_) delete v;
   }
-  // For as many threads; no vector may be in use.
+  // Sets the number of threads; no vector may be in use.
   void reset(int threads) { threads_ = size_t(threads); }
   size_t threads() const { return threads_; }
   Vector* take() {
@@ -90,7 +90,7 @@ class Clock {
   ClockPool::Vector* v_ = nullptr;
 };
 
-// The knowledge carried by a released value: all that its writer knew, and the writer's own time.
+// The knowledge that a released value carries: all that its writer knew, and the writer's own time.
 struct Message {
   Clock known;
   Epoch own;
@@ -98,7 +98,7 @@ struct Message {
   explicit operator bool() const { return own.happened(); }
 };
 
-// Builds the union of what several know.
+// Builds the union of several clocks.
 class Join {
  public:
   explicit Join(ClockPool& pool) : pool_(pool) {}
@@ -106,7 +106,7 @@ class Join {
   void add(const Clock& c) {
     if (!c || c == last_ || c == first_) return;
     if (!sum_ && !first_) {
-      first_ = c;  // not copied before it must be
+      first_ = c;  // copied only when needed
       return;
     }
     last_ = c;

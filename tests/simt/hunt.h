@@ -11,24 +11,28 @@
 
 namespace simt {
 
-// Asks more of a seed than `wish` does. `direct`: of direct all-reduces, and `across`: of those
-// over the tensors themselves.
+// Makes a wish ask more of a seed. `direct`: it is for direct all-reduces; `across`: for those over
+// the tensors themselves.
 inline Wish weakening(Wish wish, bool direct, bool across, uint64_t seed) {
   wish.direct = direct;
   wish.across = across;
   if (direct) wish.mixed = true;
-  // A rank with two segments hears in either that another one has given up.
+  // A rank with two segments learns from either that another one has given up.
   if (direct && !across) wish.hosts = seed / 8 % 2 == 0;
-  // More trouble than usual, and where it meets most others: there is much that only it shows.
+  // Asks for more trouble than usual, where it meets most others, because only trouble shows many
+  // mutants.
   if (seed % 3 != 0) wish.trouble = Trouble(1 + seed / 3 % 3);
   if (seed % 3 == 2) wish.channels = wish.slots = 2;
-  // And where the flags of LL come back soonest: their period is a multiple of 3.
+  // Uses a number of slots with which the flags of LL repeat soonest: their period is a multiple of
+  // 3.
   if (seed % 6 == 0) wish.slots = 3;
-  // The give-up notice also goes round the ring; it can be too late only with several ranks.
+  // Uses several ranks: only then the give-up notice, which also goes round the ring, can be too
+  // late.
   if (direct && seed % 4 == 1) wish.ranks = 5, wish.channels = 1;
   // Few waits for a slot fail, unless a rank does not announce that it has read one.
   wish.late = direct ? seed % 4 == 3 : seed % 16 == 11;
-  // Word that goes round the ring alone: one has stopped, and one waits in the call before.
+  // Makes the notice go round the ring only: one rank has stopped, and one waits in the call
+  // before.
   if (direct && seed % 8 == 6) {
     wish.chains = true;
     wish.ranks = 3;
@@ -53,8 +57,8 @@ inline std::string found_by_ring(uint64_t seed, Wish wish, bool in_detail) {
 }
 inline bool is_caught(const std::string& outcome) { return outcome.find('@') != outcome.npos; }
 
-// The outcome of each of `count` hunts, by as many processes as there are jobs. It stays empty
-// where a process died. `hunt` returns one line.
+// Returns the outcome of each of `count` hunts, made by `jobs` processes. The outcome stays empty
+// if a process died. `hunt` returns one line.
 inline std::vector<std::string> hunt_all(size_t count, int jobs,
                                          const std::function<std::string(size_t)>& hunt) {
   std::vector<std::string> outcomes(count);

@@ -21,12 +21,12 @@ struct Settings {
   int switch_every = 8;   // mean number of operations of a thread until another continues
   int drain_every = 8;    // operations, in the mean, until a waiting store becomes visible
   int starved_rank = -1;  // seldom gets its turn
-  // The last thread of a block, which posts: from a step on, it continues only when nothing else
-  // can happen; before, like all others.
+  // The late thread: the last thread of a block, which posts. From this step on, it continues only
+  // when nothing else can happen.
   int late_rank = -1, late_channel = 0;
   uint64_t late_from = 0;
   uint64_t most_steps = 50'000'000;
-  // How often a wait polls in vain until it looks at the clock and whether to give up.
+  // The number of vain polls of a wait before it looks at the clock and checks whether to give up.
   uint32_t polls_per_look = 1;
   uint64_t clock_jump = 0;  // nanoseconds that pass when no thread can continue
 };
@@ -54,7 +54,7 @@ struct Thread : Agent {
   Launch* launch = nullptr;
   bool alive = false;
   bool gave_up = false;  // a wait of its own has failed
-  // True if the warp is known to be together: since then, this lane has done nothing of its own.
+  // True if the warp is known to be together: this lane has done nothing of its own since then.
   bool together = false;
   // Its input to a meeting or a barrier, and the result.
   bool predicate = false;
@@ -71,7 +71,7 @@ struct Warp : Watch {
   Thread* lanes[kWarpSize] = {};
   Meeting meeting = Meeting::none;
   int arrived = 0, at_barrier = 0, gone = 0;
-  // Where a look comes after many polls: how often it was woken in vain, and the time in memory.
+  // For a look after many polls: the number of vain wake-ups, and the time in memory.
   uint32_t woken_in_vain = 0;
   uint64_t vain_since = 0;
 };
@@ -101,15 +101,15 @@ class Machine {
   Random& random() { return random_; }
   uint64_t steps() const { return steps_; }
 
-  // The launch stays the caller's, who keeps it until it is done.
+  // Starts a launch, which the caller owns and keeps until it is done.
   void start(Launch& launch);
-  // Until all launches have ended. Throws Failure.
+  // Runs until all launches have ended. Throws Failure.
   void run();
-  // The host waits for what has ended: all of it happened before what the host does next.
+  // Makes the host wait for all that has ended, so that it happened before the host's next actions.
   void synchronise_host();
-  // The late one could continue, and belongs to this rank.
+  // Returns true if the late thread could continue and belongs to this rank.
   bool holds(int rank) const { return late_ != nullptr && late_->rank == rank; }
-  // The rank's threads stop where they are.
+  // Stops the rank's threads where they are.
   void kill(int rank);
   // Called when no thread can continue, for the rank of each sleeper; may throw Failure.
   std::function<void(int rank)> when_stuck;
@@ -123,7 +123,7 @@ class Machine {
   void load(const void* at, void* to, int bytes, Order order);
   void store(void* at, const void* from, int bytes, Order order);
   uint64_t update(void* at, int bytes, bool ordered, const Memory::Change& change);
-  // Called by a thread that gives up: returns true for the first.
+  // Called by a thread that gives up. Returns true for the first such thread.
   bool claim(uint32_t* at);
   // Counts from 0 to `last` and then from 0 again; returns the count before.
   uint32_t count_round(uint32_t* at, uint32_t last, bool ordered);
@@ -177,17 +177,17 @@ class Machine {
   std::function<uint64_t()> event_;
 };
 
-// There is one: kernels are functions, and have to find it.
+// Returns the only machine, which kernels must find because they are plain functions.
 inline Machine& machine() {
   static Machine& one = *new Machine;
   return one;
 }
 
-// Runs a kernel, by what stands for it on the host, for the thread that calls. `bytes`: of its
-// arguments. Null where kernels are functions of the host; tests/ptx sets another.
+// Runs a kernel, given its host stand-in, on the calling thread. `bytes`: the size of its
+// arguments. Null if kernels are functions of the host; tests/ptx sets another.
 inline void (*run_kernel)(const void* kernel, const void* arguments, size_t bytes) = nullptr;
 
-// Returns the function that each thread of a launch calls; the arguments stay the caller's.
+// Returns the function that each thread of a launch calls. The caller owns the arguments.
 template <class Args>
 std::function<void()> call_of(const void* kernel, const Args& args) {
   if (run_kernel != nullptr) return [kernel, &args] { run_kernel(kernel, &args, sizeof args); };

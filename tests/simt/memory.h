@@ -1,9 +1,9 @@
 // The memory of the simulated machine: weak, bounded, and watched for races.
 //
-// A store waits in a buffer of its thread and becomes visible later, in any order but for those to
-// the same cell. A load may return an older value than the newest, but none that is older than a
-// value that happened before it (vector clocks) or that the thread has read before. Fences and
-// releases are respected: all that happened before one is visible before what comes after it.
+// A store waits in a buffer of its thread and becomes visible later, in any order except among
+// stores to the same cell. A load may return an older value than the newest, but no value older
+// than one that happened before the load (vector clocks) or that the thread has read before. Fences
+// and releases are respected: all that happened before one is visible before what comes after it.
 //
 // Addresses lie in a range that is mapped without access: code that bypasses the intrinsics faults
 // at once.
@@ -35,7 +35,6 @@ struct Failure : std::runtime_error {
   std::string kind;
 };
 
-// A mask.
 constexpr uint64_t low_bytes(int bytes) {
   return bytes == 8 ? ~uint64_t(0) : (uint64_t(1) << (8 * bytes)) - 1;
 }
@@ -71,7 +70,7 @@ struct Pending {
   uint64_t number = 0;  // in the order in which they were made
 };
 
-// The memory's state of a thread.
+// The state of a thread in the memory.
 struct Agent {
   Tid tid = 0;
   int rank = -1;  // -1: of none, such as the host
@@ -89,8 +88,8 @@ struct Agent {
   void tick();
 };
 
-// The accesses of one datum that a later one could race with. `load`: the last weak one, or the
-// last that found what it wanted in a line. `many`: there are others.
+// The accesses of one datum with which a later one could race. `load`: the last weak load, or the
+// last load that found the wanted value in a line. `many`: there are others.
 struct Shadow {
   Epoch weak_store, strong_store, load;
   bool many = false;
@@ -105,7 +104,7 @@ struct Cell {
     Epoch by;
     Message message;
   };
-  // Once a value was read, what happens after that read does not read an older one.
+  // A read; what happens after it does not read an older value.
   struct Read {
     Epoch by;
     uint64_t time;
@@ -144,8 +143,8 @@ struct Region {
   std::vector<Shadow> shadows;
 };
 
-// The races that are failures. `mixed`: those between a weak access and one that is not: not even
-// threads that have given up may have them.
+// The races that are failures. `mixed`: races between a weak access and another kind, which not
+// even threads that have given up may have.
 enum class Races : uint8_t { none, mixed, all };
 
 struct MemorySettings {
@@ -167,17 +166,17 @@ class Memory {
   void reset(const MemorySettings& settings, int threads, uint64_t seed);
   ClockPool& clocks() { return clocks_; }
 
-  // The region is filled with `fill`; starts at a page, `offset` bytes after it.
+  // Adds a region, filled with `fill`, that starts `offset` bytes after the start of a page.
   std::byte* add(std::string name, Kind kind, int rank, int64_t bytes, int64_t offset = 0,
                  uint8_t fill = 0);
-  // From outside, before and after a run: the newest values.
+  // Access memory from outside, before and after a run: the newest values.
   void read(const void* at, void* to, int64_t bytes);
   void write(void* at, const void* from, int64_t bytes);
-  // "byte 64 of the segment of rank 1"
+  // Returns the name of a place, such as "byte 64 of the segment of rank 1".
   std::string name_of(const void* at) const;
-  // Returns whether no other rank and no host uses the place during a run.
+  // Returns true if no other rank and no host uses the place during a run.
   bool of_one_device(const void* at) const;
-  // A thread of the host's.
+  // Returns the agent of the host's thread.
   Agent& host() { return host_; }
   // For the texts of failures; the second may be left empty.
   std::function<std::string(Tid)> name_of_thread;
@@ -185,15 +184,15 @@ class Memory {
 
   void load(Agent& a, const void* at, void* to, int bytes, Order order);
   void store(Agent& a, void* at, const void* from, int bytes, Order order);
-  // 16 bytes of a line that a warp stores together: all its parts have the same `line`, and become
-  // visible at once; 0: they do not. A thread that has seen one part sees the others, too.
+  // Access 16 bytes of a line that a warp stores together. All its parts have the same `line` and
+  // become visible at once, unless it is 0. A thread that has seen one part sees the others, too.
   uint32_t new_line() { return ++lines_; }
   void store_line(Agent& a, void* at, const void* from, uint32_t line);
   void load_line(Agent& a, const void* at, void* to);
-  // The lines that were loaded have been used: they must not be overwritten until their writer
+  // Notes that the loaded lines have been used: they must not be overwritten until their writer
   // knows of it.
   void consume(Agent& a);
-  // Atomic: puts what `change` makes of the value there, if anything, and returns the value before.
+  // Atomically stores the result of `change`, if it returns one, and returns the value before.
   // `ordered`: acquires and releases.
   using Change = std::function<std::optional<uint64_t>(uint64_t before)>;
   uint64_t update(Agent& a, void* at, int bytes, bool ordered, const Change& change);
@@ -201,11 +200,11 @@ class Memory {
   // Like fence; all threads that execute it agree on an order.
   void fence_sc(Agent& a);
 
-  // Memory of a block, for races only: the value is the caller's.
+  // Checks an access to a block's memory for races only; the caller keeps the value.
   void check_race(Agent& a, Shadow& shadow, const void* key, bool store, Order order,
                   const char* what);
 
-  // Goes on with each store that becomes visible.
+  // Returns a time that advances with each store that becomes visible.
   uint64_t now() const { return now_; }
   // Makes one waiting store visible; false if there is none.
   bool drain_one();

@@ -128,7 +128,7 @@ class Writer:
         self.order = sorted(sites, key=lambda span: (span[0], span[1] >= span[0], -span[1]))
 
     def write(self, begin: int, end: int, within: tuple[int, int], alone: bool) -> str:
-        """The text from `begin` to `end`; `alone`: on one line, without comments."""
+        """Returns the text from `begin` to `end`; `alone`: on one line, without comments."""
         text = self.s.code if alone else self.s.source
         out, at = [], begin
         for span in self.order:

@@ -1,4 +1,5 @@
-// Mutants: the kernels with one thing that keeps them correct taken away, to see that it is missed.
+// Mutants: the kernels with one thing taken away that keeps them correct, to check that tests
+// notice.
 //
 // mutants.py writes a copy of the kernels in which each fence, barrier, wait, flag and check has
 // its weakened form beside it, and a table of them, mutants.h. All are compiled once; which one is
@@ -19,14 +20,14 @@ struct Mutant {
   const char* original;
   const char* weakened;
 
-  // For people: where to look.
+  // Returns where to look, for people.
   std::string place() const { return std::string(file) + ":" + std::to_string(line) + " " + kind; }
-  // For lists: stays the same when lines move; no two mutants have the same.
+  // Names the mutant in lists: stays the same when lines move, and is unique.
   std::string name() const { return std::string(file) + " " + function + ": " + kind; }
 };
 
 inline int active_mutant = 0;  // 0: none, the kernels as they are
-// True if the weakened form has run: one that never runs cannot be caught.
+// True if the weakened form has run: a mutant that never runs cannot be caught.
 inline bool mutant_ran = false;
 
 inline bool mutated(int number) {

@@ -33,7 +33,7 @@ class Options {
     if (end == value->c_str() || *end != 0) stop();
     return n;
   }
-  // After the last one that is known.
+  // Called after the last known option; stops at any that is left.
   void finish() const {
     if (!given_.empty()) stop();
   }

@@ -16,7 +16,7 @@ class Random {
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
     return z ^ (z >> 31);
   }
-  // 0 .. n-1
+  // Returns a number from 0 to n-1.
   uint64_t below(uint64_t n) { return uint64_t((unsigned __int128)(next()) * n >> 64); }
   bool one_in(uint64_t n) { return below(n) == 0; }
   template <class T, int n>

@@ -1,5 +1,5 @@
-// One simulated life of a ring: its ranks, their launches, what goes wrong, and what must be true
-// in the end. A seed decides all that is not asked for.
+// One simulated life of a ring: its ranks, their launches, their faults, and the checks at its end.
+// A seed decides everything that is not requested.
 #pragma once
 
 #include <deque>
@@ -58,7 +58,7 @@ struct Wish {
   bool verbose = false;
 };
 
-// How often each thing that should be tried was.
+// The number of times that each thing that should be tried was tried.
 using Coverage = std::map<std::string, uint64_t>;
 
 struct Call {
@@ -71,7 +71,8 @@ struct Call {
   bool in_place = false;
   bool nulls = false;  // in place of what a rank does not read or write
   uint64_t seq = 0;    // 0: like in a graph, which is not counted
-  // For each rank: its values, and their place. A rank without an output has one that must stay.
+  // For each rank: its values, and their place. A rank without an output has a place that must not
+  // change.
   std::vector<std::vector<std::byte>> input, expected;
   std::vector<std::byte*> in, out;
   std::vector<uint64_t> places;    // of each rank's tensor, as it reports them
@@ -155,11 +156,13 @@ class Ring {
   void print() const;
 
   Memory& memory() const { return machine().memory(); }
-  // The segment of a rank that another one writes to; a rank's own words are in the first.
+  // Returns the segment of a rank to which another one writes. A rank's own words are in the first
+  // segment.
   std::byte* segment(int rank, int writer) const {
     return (on_host_[size_t(rank)] >> writer & 1 ? hosts_ : segments_)[size_t(rank)];
   }
-  // Those of the link from the rank before; the head, from the one behind, is elsewhere.
+  // Returns the counters of the link from the rank before. The head, which belongs to the link to
+  // the next rank, is elsewhere.
   LinkCounters* counters(int rank, int channel, Protocol p) const {
     return reinterpret_cast<LinkCounters*>(segment(rank, prev_of(channel, rank)) +
                                            geometry_.counters_offset(channel, p));
@@ -174,7 +177,7 @@ class Ring {
   MeshCounters* mesh_counters(int rank, int channel, int writer) const {
     return reinterpret_cast<MeshCounters*>(mesh(rank, channel, writer));
   }
-  // In which `peer` counts for `rank`.
+  // Returns the counter in which `peer` counts for `rank`.
   uint64_t* peer_counter(int rank, int channel, int peer, MeshCount of = MeshCount::rounds) const {
     const int index = MeshGeometry::index(peer, rank);
     return reinterpret_cast<uint64_t*>(mesh(rank, channel, peer) + mesh_.peer_offset(of, index));

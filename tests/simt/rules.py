@@ -25,7 +25,7 @@ class Rule(NamedTuple):
     everywhere: bool = False  # as one mutant for all calls of a file, besides those for each
 
     def arguments(self) -> int:
-        """How many a call must have."""
+        """Returns the number of arguments that a call must have."""
         used = [int(n) for n in re.findall(r"\{(\d)\}", self.text)]
         return 1 + max([*used, -1 if self.argument is None else self.argument])
 
@@ -143,7 +143,7 @@ def polls(s: Source) -> Iterator[Choice]:
 
 
 def flags(s: Source) -> Iterator[Choice]:
-    """The flag of each word of a line is taken for the one that is wanted."""
+    """Yields mutants that take the flag of each word of a line for the wanted one."""
     for i in s.all_of("flag"):
         if s.at(i - 1, "==") or s.at(i - 1, "!="):
             weaker = "true" if s.at(i - 1, "==") else "false"
@@ -206,7 +206,7 @@ def aborts(s: Source) -> Iterator[Choice]:
 
 
 def off_by_one(s: Source) -> Iterator[Choice]:
-    """A wait for slots is over one slot too early."""
+    """Yields mutants whose wait for slots ends one slot too early."""
     for i in s.all_of("ahead"):
         if s.at(i + 1, "="):
             condition, branches = s.conditional(i + 2, s.find(";", i) - 1)
@@ -219,7 +219,7 @@ def off_by_one(s: Source) -> Iterator[Choice]:
 
 
 def counters(s: Source) -> Iterator[Choice]:
-    """A launch does not leave word of how far it came."""
+    """Yields mutants whose launch does not record how far it came."""
     for call in s.calls("st_weak"):
         if s.function_at(call).name == "end":
             last = s.match(s.find("(", call))
@@ -228,7 +228,7 @@ def counters(s: Source) -> Iterator[Choice]:
 
 
 def reports(s: Source) -> Iterator[Choice]:
-    """A field of the report of a wait that failed is not filled in."""
+    """Yields mutants that leave out a field in the report of a failed wait."""
     for call in s.calls("st_weak"):
         if s.function_at(call).name == "record":
             field = s.text(*s.arguments(call)[0]).rpartition("->")[2]
@@ -245,7 +245,7 @@ def empty_chunks(s: Source) -> Iterator[Choice]:
 
 
 def early_stores(s: Source) -> Iterator[Choice]:
-    """Each store that stands behind a fence is made before it."""
+    """Yields mutants that make a store before the fence in front of it."""
     for call in s.calls("fence_acq_rel"):
         i = s.find(";", call) + 1
         while s.at(i, "if", "("):

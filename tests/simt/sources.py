@@ -82,7 +82,7 @@ class Source:
         return [i for i, t in enumerate(self.tokens) if t == token]
 
     def find(self, token: str, i: int) -> int:
-        """The next such token that is not within brackets."""
+        """Returns the next such token that is not within brackets."""
         while self.tokens[i] != token:
             i = self.match(i) + 1 if self.tokens[i] in PAIRS else i + 1
         return i
@@ -111,7 +111,7 @@ class Source:
         return [*parts, (begin, last)] if begin <= last else parts
 
     def operand(self, i: int) -> tuple[int, int]:
-        """The operand of && or ||, or the whole condition, that the token is in."""
+        """Returns the operand of && or ||, or the whole condition, that contains the token."""
         first, last = i, i
         if self.tokens[i] in PAIRS.values():
             first = self.match(i)
@@ -193,7 +193,7 @@ class Source:
         return self.split(begin + 1, self.match(begin) - 1, ",")
 
     def poll_of(self, call: int) -> tuple[int, int]:
-        """The body of the lambda that a call of `wait` polls with."""
+        """Returns the body of the lambda that a call of `wait` polls with."""
         arguments = self.arguments(call)
         known = len(arguments) in (6, 7)  # the last, whom it waits for, may be left out
         first, last = arguments[4] if known else (call, call)

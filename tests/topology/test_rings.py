@@ -24,7 +24,7 @@ Pair = tuple[int, int]
 
 
 def of_pairs(size: int, gb_s: dict[Pair, float]) -> Fabric:
-    """Every pair with a link of its own."""
+    """Returns a fabric in which every pair has a link of its own."""
     edges = tuple(Edge(f"gpu{u}>gpu{v}", speed) for (u, v), speed in gb_s.items())
     routes = {pair: (i,) for i, pair in enumerate(gb_s)}
     return Fabric(size, edges, routes, dict.fromkeys(routes, "NVL"))
@@ -45,7 +45,7 @@ def nvswitch(size: int, gb_s: float) -> Fabric:
 
 
 def tree(above: dict[str, tuple[str, float]], ranks: list[str]) -> Fabric:
-    """A PCIe tree: `above` has what is above a device and the GB/s of the link, each way."""
+    """Returns a PCIe tree: `above` has the parent of a device and its link's GB/s, each way."""
     edges, up, down = [], {}, {}
     for device, (parent, gb_s) in above.items():
         up[device], down[device] = len(edges), len(edges) + 1
@@ -405,7 +405,7 @@ def random_fabric(size: int, seed: int, share: float = 1.0) -> Fabric:
 
 
 def best_single(fabric: Fabric) -> float:
-    """The fastest single ring: the slowest hop of the best path over every set of ranks."""
+    """Returns the fastest single ring: the slowest hop of the best path over every set of ranks."""
     full = 1 << (fabric.size - 1)
     best = [[0.0] * fabric.size for _ in range(full)]
     for v in range(1, fabric.size):

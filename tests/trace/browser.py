@@ -54,7 +54,7 @@ STATE = """() => {
 
 @contextlib.contextmanager
 def started() -> Iterator[Any]:
-    """A browser; the test is skipped, with the reason, where there is none."""
+    """Yields a browser; the test is skipped, with the reason, where there is none."""
     api = needs.module("playwright.sync_api")
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
@@ -66,7 +66,7 @@ def started() -> Iterator[Any]:
 
 
 def written(trace: Trace, folder: Path) -> Path:
-    """The page of a trace, in a file."""
+    """Returns the page of a trace, in a file."""
     file = folder / "a page.html"
     file.write_text(page(trace), encoding="utf-8")
     return file

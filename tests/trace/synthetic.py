@@ -29,7 +29,7 @@ def make(
     work: Work = usual,
     command: str = "",
 ) -> Trace:
-    """An all-reduce of float32 as ``work`` would have it. Slots of ``slot_bytes``: many loops."""
+    """Returns a float32 all-reduce in slots of ``slot_bytes``, as ``work`` would record it."""
     plan = Plan(
         "all_reduce",
         "simple",

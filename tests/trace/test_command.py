@@ -31,7 +31,7 @@ def run(*arguments: str, module: tuple[str, ...] = ("ringkern",)) -> str:
 
 
 def check_files(folder: Path, names: set[str]) -> Trace:
-    """All are there and no other, whole, and of the same trace."""
+    """Checks that all files are there and no others, whole, and of the same trace."""
     assert {file.name for file in folder.iterdir()} == names
     trace = Trace.from_json((folder / "events.json").read_text())
     trace.check()

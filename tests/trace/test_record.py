@@ -190,7 +190,7 @@ def test_one_rank(ranks: Pool) -> None:
 
 
 def made(ranks: int = 3) -> Trace:
-    """A trace as a machine without delays would leave it: a verb takes 10 ns, a gap 2."""
+    """Returns a trace of a machine without delays: a verb takes 10 ns, a gap 2."""
     plan = _C.Plan("all_reduce", "simple", ranks, 12, 4)
     events = []
     for rank in range(ranks):

@@ -50,7 +50,7 @@ inline void know_calls(const Control& control, int rank) {
   words.end();
 }
 
-// Ranks 0 and 1 fail at the same time; rank 2 observes.
+// Model: ranks 0 and 1 fail at the same time; rank 2 observes.
 struct FirstReason : rl::test_suite<FirstReason, 3> {
   std::optional<Pages<3>> pages;
   char reasons[3];  // stand for the text on each page

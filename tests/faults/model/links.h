@@ -1,6 +1,7 @@
 // Simple's slots, counters and credits, csrc/cpu/simple.h and link.cpp, under the library's own
-// plan and schedule, in calls that each rank announces on its page. No rank reads a slot before it
-// is filled, fills one that is still read, or waits for a call that has been announced.
+// plan and schedule, in calls that each rank announces on its page. A rank never reads a slot
+// before it is filled, never fills a slot that is still read, and never waits for a call that has
+// been announced.
 #pragma once
 
 #include "faults/model/bell.h"

@@ -47,7 +47,7 @@ namespace rl {
 inline bool follows_heap() { return false; }
 }  // namespace rl
 #define is_ctx follows_heap
-// Its own threads and semaphores are off, too: they are macros with the system's names.
+// Relacy's own threads and semaphores are off, too: they are macros with the system's names.
 #define RL_PTHREAD_HPP
 #define RL_WINDOWS_HPP
 #include <relacy/relacy.hpp>
@@ -97,7 +97,7 @@ class Words {
  public:
   static constexpr size_t kMost = 1024;
 
-  // Accesses create the words that they meet from now on, with this name.
+  // From now on, an access creates the word that it meets, with this name.
   void begin(const char* name) {
     name_ = name;
     making_ = true;
@@ -107,7 +107,7 @@ class Words {
     for (size_t i = 0; i < count_; ++i) std::destroy_at(value(i));
     count_ = 0;
   }
-  // After a failed run: its leftovers belong to a destroyed Relacy.
+  // Called after a failed run, whose words belong to a destroyed Relacy.
   void forget() { count_ = 0; }
 
   struct Word {
@@ -191,7 +191,7 @@ inline void end() {
   data.clear();
 }
 
-// Relacy's names.
+// Convert the standard's names to Relacy's.
 inline rl::memory_order order_of(std::memory_order o) {
   switch (o) {
     case std::memory_order_relaxed: return rl::mo_relaxed;
@@ -274,7 +274,7 @@ inline long futex(long, uint32_t* word, int operation, long value, const timespe
   }
   return 0;
 }
-// sleep_while() and wake_all(), which no model calls.
+// Replaces the futex of sleep_while() and wake_all(), which no model calls.
 inline long futex(long, std::atomic<uint32_t>*, int, long, void*, void*, int) { return 0; }
 
 inline void* copy(void* to, const void* from, size_t bytes) {

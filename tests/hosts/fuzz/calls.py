@@ -93,7 +93,7 @@ class Call:
             work.wait(LIMIT) if way == "limit" else work.wait()
 
     def wrong(self) -> list[str]:
-        """How the results differ from the expected ones."""
+        """Returns how the results differ from the expected ones."""
         return [f"{self}: {text}" for check in self.checks if (text := check()) is not None]
 
     # ---- parts of calls
@@ -126,7 +126,7 @@ class Call:
         return [self.bits(dtype, rank, part, n) for rank in range(self.size)]
 
     def box(self, values: torch.Tensor, dense: bool = False) -> Box:
-        """A tensor with these values somewhere in memory, each rank's in its own way."""
+        """Returns a tensor with these values, which each rank lays out in memory in its own way."""
         layout = self.own.choice(DENSE if dense else LAYOUTS)
         self.note(layout=layout)
         return Box(values, layout, self.number)

@@ -76,7 +76,7 @@ def _matrix(c: Call, x: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _exchange(c: Call, most: int) -> list[list[int]]:
-    """How much each rank gives to each; all the same, or not."""
+    """Returns the amount that each rank gives to each other: all equal, or not."""
     n, even = c.length(most), c.choose("even", (True, False))
     return [[n if even else c.length(most) for _ in c.ranks] for _ in c.ranks]
 
@@ -85,7 +85,7 @@ def _exchange(c: Call, most: int) -> list[list[int]]:
 
 
 def _tag(c: Call) -> int:
-    """The first of the call's tags, which no other call in flight has."""
+    """Returns the first of the call's tags, which no other call in flight has."""
     return c.number % (1 << 24) * TAGS
 
 

@@ -84,7 +84,7 @@ class Reduction(NamedTuple):
         return self._as_tensor(self._numbers(rank, part, n))
 
     def output(self, part: int, n: int) -> torch.Tensor:
-        """The reduction of that part of all ranks."""
+        """Returns the reduction of that part of all ranks."""
         x = np.stack([self._numbers(rank, part, n) for rank in range(self.ranks)])
         if self.op in BIT_OPS:
             ufunc = {"BAND": np.bitwise_and, "BOR": np.bitwise_or, "BXOR": np.bitwise_xor}[self.op]
@@ -129,7 +129,7 @@ class Reduction(NamedTuple):
 
 
 def real(x: torch.Tensor) -> torch.Tensor:
-    """The elements in logical order, complex numbers as two."""
+    """Returns the elements in logical order, complex numbers as two."""
     x = x.detach().contiguous().view(-1)
     return torch.view_as_real(x).view(-1) if x.is_complex() else x
 
@@ -176,7 +176,7 @@ class Box:
         self.tensor = self.memory.tensor.view(self.dtype)
 
     def part(self, rank: int, size: int) -> Box:
-        """A rank's part of a dense tensor."""
+        """Returns a rank's part of a dense tensor."""
         memory = self.memory.part(rank, size)
         return Box(memory.tensor.view(self.dtype), "", 0, memory)
 
@@ -201,7 +201,7 @@ class Plain:
 
     @classmethod
     def shared(cls, values: torch.Tensor, offset: int) -> Plain:
-        """In memory that the ranks of a host share."""
+        """Returns values in memory that the ranks of a host share."""
         tensor = ringkern.empty(len(values) + offset, dtype=values.dtype)[offset:]
         tensor.copy_(values)
         return cls(tensor)
