@@ -16,8 +16,8 @@ inline constexpr int64_t kBellBytes = sizeof(Bell);
 inline int64_t mesh_offset(const Geometry& g) { return align_up(kBellBytes + g.bytes(), 4096); }
 inline int64_t segment_bytes(const Geometry& g) { return mesh_offset(g) + MeshGeometry::bytes(); }
 
-// Returns the room for the probe of the links (comm/probe.h). It is small: between
-// processes a mapping is right or wrong as a whole, and the slots of some ranks share a page.
+// Returns the room for the probe of the links (comm/probe.h). It is small: between processes a
+// mapping is right or wrong as a whole, and the slots of some ranks share a page.
 inline ProbeRoom probe_room(const Geometry& g) {
   return {kBellBytes + g.fifo_offset(0, Protocol::simple), g.fifo_bytes(Protocol::simple), 512};
 }
@@ -94,7 +94,7 @@ class SameCall {
  private:
   bool look();
 
-  const CallLine* theirs_;  // null once the calls are known to be equal
+  const CallLine* theirs_;  // null: nothing is left to check
   uint64_t seq_, history_;
   CallWords words_;
 };
