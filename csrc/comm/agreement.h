@@ -23,9 +23,9 @@ struct Roster {
   std::string departures{};  // key of the last rank to leave before its first call; empty: none
   Milliseconds waited{0};    // how long this rank has waited for the others already
 
-  // Returns the fault of a rank that is known to make no first call, if there is one.
+  // Returns the fault of a rank that ended or left before its first call; nothing if there is none.
   std::optional<Fault> find_gone(Store& store) const;
-  // The same; `left` returns the value of `departures`, empty if there is none.
+  // Same as above; `left` returns the value of the key `departures`, or an empty string.
   std::optional<Fault> find_gone(const std::function<std::string()>& left) const;
   // Tells the others that this rank makes no call.
   void depart(Store& store, int rank) const;
@@ -46,7 +46,7 @@ class Agreement {
   Agreement(Store& store, const std::string& prefix, int rank, int size, Milliseconds timeout,
             RankNames names = {});
 
-  // Makes this rank count as present.
+  // Marks this rank as present. Throws RendezvousError if its number is already in use.
   void arrive();
   // Leaves a note for the other ranks; waits for the note of another rank.
   void set_note(const std::string& value) { store_.set(key("rank", rank_), value); }
@@ -64,7 +64,7 @@ class Agreement {
   // Votes for the ring and waits until all ranks have voted. Throws Lost with the fault of the rank
   // that voted against.
   void agree();
-  // Votes against the ring. Returns the fault that all ranks report: that of the first to refuse.
+  // Votes against the ring. Returns the fault of the first rank to refuse, which all ranks report.
   // Returns nothing if all ranks had already voted for the ring, which is then made.
   std::optional<Fault> refuse(const Fault& mine);
 

@@ -166,12 +166,12 @@ uint64_t Communicator::execute(const Device& device, Task task,
     last_ring_ = &ring_on(device);
   } catch (const std::exception&) {
     poison(fault_of(std::current_exception(), names_.number(rank_)));
-    // It was aborted while it was connecting.
+    // give_up() has ended the rendezvous: report its reason.
     if (const auto given = trouble(); given && given->from_outside) throw_fault(*given);
     throw;
   }
   last_device_ = &device;
-  // Other ranks were quicker and have already failed in this call.
+  // Faster ranks may already have failed in this call.
   if (const auto failure = last_ring_->control->failure(); failure && connects) {
     poison(*failure);
     throw_fault(*failure);
@@ -302,23 +302,23 @@ void Communicator::end_all(Fault why) {
   if (first) tell(why);
 }
 
-// ---- Into a ring -------------------------------------------------------------------------------
+// ---- Connecting --------------------------------------------------------------------------------
 
 namespace {
 
 // Long enough for ranks that end together; a rank that ends long before its neighbours does not
 // wait for them.
 constexpr Milliseconds kDisconnectTimeout{2000};
-// How often a rank that waits for the others looks whether one of them is gone.
+// The interval at which a waiting rank checks whether another rank is gone.
 constexpr Milliseconds kLookEvery{100};
 
-// Behind the key of a ring: ranks that do not have access to the device memory of all others; ranks
-// from which a line of LL128 may arrive in parts; ranks that have no memory for tensors in place.
+// Suffixes of a ring's key, for counters: ranks without access to the device memory of all others;
+// ranks from which a line of LL128 may arrive in parts; ranks without memory for tensors in place.
 constexpr const char* kApart = "/apart";
 constexpr const char* kTorn = "/torn";
 constexpr const char* kStages = "/stages";
 
-// The control page of a rank goes with its transport's offer: its descriptor is the last one.
+// A rank sends its control page with its transport's offer: the last descriptor is the page's.
 Offer with_page(Offer offer, int page) {
   offer.fds.push_back(page);
   return offer;
@@ -359,7 +359,8 @@ Fitting fitting_of(Device& device, const RankNames& names) {
   return fitting;
 }
 
-// Chooses the memory of each pair of ranks, where a transport has two kinds.
+// Chooses the memory of each pair of ranks if the transport has two kinds, and sets the segments of
+// the neighbours.
 void settle(const Place& place, Transport& transport, Control& control, const Look& look,
             Segments& segments) {
   if (const auto mapped = transport.mapped())
@@ -368,7 +369,8 @@ void settle(const Place& place, Transport& transport, Control& control, const Lo
   segments.prev = segments.all[size_t(place.prev)];
 }
 
-// Notes what this rank lacks, once it has mapped what it can.
+// Counts this rank in the store under each suffix above that applies. Called after the others'
+// memory has been mapped.
 void note_lacks(const Device& device, const Segments& segments, const Transport& transport,
                 Store& store, const std::string& key) {
   if (segments.on_host != 0 || std::ranges::count(segments.all, nullptr) > 0)
@@ -377,9 +379,9 @@ void note_lacks(const Device& device, const Segments& segments, const Transport&
   if (!device.terms.room.bus.empty() && !device.in_place) store.add(key + kStages, 1);
 }
 
-// Adapts rank 0's table to what all ranks have noted: replaces protocols that a link cannot carry,
-// and uses the tensors themselves if all ranks have their memory. More than kMostOnHost ranks of
-// which two share no device memory keep the table: their rings have no mesh.
+// Adapts rank 0's table to these counters: replaces protocols that a link cannot carry, and uses
+// the tensors in place if all ranks can. With more than kMostOnHost ranks, two of which share no
+// device memory, the algorithms stay: such a ring has no mesh.
 void fit_ways(WayTable& ways, const Device& device, int ranks, Store& store,
               const std::string& key) {
   if (device.terms.room.bus.empty()) return;
@@ -391,8 +393,9 @@ void fit_ways(WayTable& ways, const Device& device, int ranks, Store& store,
   if (apart && ranks <= kMostOnHost) ways.go_over_host(ranks);
 }
 
-// A store that ends the rendezvous when `look` throws. Once: afterwards the other ranks are told
-// why, over the same store.
+// A store that calls `look` before each operation; an exception of `look` ends the rendezvous.
+// After an exception it no longer calls `look`: this rank then reports the reason over the same
+// store.
 class WatchedStore final : public Store {
  public:
   WatchedStore(Store& store, std::function<void()> look) : store_(store), look_(std::move(look)) {}
@@ -503,7 +506,8 @@ Communicator::Ring Communicator::connect(Device& device) {
     segments.mine = ring.transport->mine();
     return with_page(ring.transport->offer(), ring.control->fd());
   };
-  // All that may fail is where a failure is every rank's: in `offer`, `map` and `probe`.
+  // Everything that may fail is in `offer`, `map` or `probe`: join_ring() reports their exceptions
+  // to all ranks.
   const auto equip = [&] {
     ring.executor = device.make_executor(segments);
     ring.enqueues = ring.executor->enqueues();
@@ -568,7 +572,7 @@ Communicator::Ring Communicator::connect(Device& device) {
   return ring;
 }
 
-// ---- Out of it ---------------------------------------------------------------------------------
+// ---- Closing -----------------------------------------------------------------------------------
 
 void Communicator::close(Milliseconds patience) {
   if (forked()) {
@@ -602,12 +606,12 @@ void Communicator::close(Milliseconds patience) {
     std::lock_guard lock(state_);
     rings.swap(rings_);
   }
-  roster_.depart(*store_, rank_);  // which it has no more once it has made a call
+  roster_.depart(*store_, rank_);  // without effect after connect(), which takes the roster
   for (auto& [name, ring] : rings) dissolve(ring, patience);
 }
 
-// Enqueued calls may still run on a device; then the others' kernels may still write to this
-// rank's memory, as when they return credits.
+// Waits for the enqueued calls: while one runs, the others' kernels may still write to this rank's
+// memory, for example to return credits.
 void Communicator::dissolve(Ring& ring, Milliseconds patience) const {
   ring.control->depart();
   if (!ring.executor->drain(patience)) {

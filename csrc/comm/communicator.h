@@ -43,7 +43,7 @@ struct Device {
   std::function<void(const Fault& why, bool here)> after_fault = nullptr;
 };
 
-// Throw the error of a call, or of close(), in a callback that it would wait for.
+// Throw the error of a call, or of close(), inside a callback: it would wait for itself.
 [[noreturn]] void throw_call_in_callback();
 [[noreturn]] void throw_close_in_callback(const std::string& communicator);
 
@@ -60,13 +60,14 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // Runs a task after all earlier calls and returns when the executor does: 0, or the number of the
-  // task on its ring if it goes on on the device. `before`, if any, is called at this task's turn.
+  // Runs a task after all earlier calls, and returns when the executor returns. Returns 0, or the
+  // task's number on its ring if it continues on the device. `before`, if any, is called at this
+  // task's turn.
   uint64_t run(const Device& device, const Task& task,
                const std::function<void()>& before = nullptr);
   // Runs a task if no other call is in progress and the last one was on this device. Otherwise does
-  // nothing and returns none. Never waits for a lock. Chooses for and numbers the caller's task,
-  // because a copy takes a part of the time of a small call.
+  // nothing and returns none. Never waits for a lock. Writes algorithm, protocol and number
+  // into the caller's task, because a copy would lengthen small calls.
   std::optional<uint64_t> run_now(const Device& device, Task& task);
   std::optional<uint64_t> run_now(const Device& device, Task&& task) {
     return run_now(device, task);
@@ -92,13 +93,13 @@ class Communicator {
   WayTable ways_on(const Device& device);
   // Returns the geometry; before the ranks are connected, this rank's own.
   Geometry geometry_on(const Device& device);
-  // Empty before the ranks are connected.
+  // Returns the others' memory that this rank uses; empty before the ranks are connected.
   SharedMemory memory_on(const Device& device);
 
   // Ends every wait of this rank and of the other ranks. May be called from any thread, any number
   // of times.
   void abort(const std::string& reason);
-  // The same for a reason from outside this ring. All ranks of the ring raise the class that
+  // Like abort(), for a reason from outside this ring. All ranks of the ring raise the class that
   // `why.cause` stands for, with its message, unless they have failed for another reason. Ranks
   // that are still connecting raise a RendezvousError that quotes it.
   void give_up(const Fault& why);
@@ -125,7 +126,7 @@ class Communicator {
     std::unique_ptr<Control> control;
     std::unique_ptr<Transport> transport;
     std::unique_ptr<Executor> executor;
-    std::shared_ptr<EnqueuedCalls> enqueued;  // where it enqueues; else null
+    std::shared_ptr<EnqueuedCalls> enqueued;  // null if the executor does not enqueue
     std::unique_ptr<Watch> watch;
     bool enqueues = false;
     WayTable ways;
@@ -134,7 +135,8 @@ class Communicator {
 
   void check_healthy();  // throws if the communicator has failed
   // Runs a call on a connected ring. An exception makes this communicator unusable, unless the task
-  // was refused. A task with `before` has a work, whose state may be queried after the next call.
+  // was refused and has no `before`. A task with `before` has a work, which may be queried after
+  // the next call, so its number is never reused.
   uint64_t run_on(Ring& ring, Task& task, const std::function<void()>& before = nullptr);
   [[noreturn]] void fail(Ring& ring, const Fault* mine, const Error& here);
   void end_waits(Ring& ring, const Fault& why) const;

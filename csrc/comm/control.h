@@ -115,8 +115,8 @@ class Control {
   void beat();
   int64_t last_beat_of(int rank) const;  // CLOCK_MONOTONIC, in ns
   int64_t pid_of(int rank) const;        // 0 if its process is not visible from here
-  // Publishes whose own memory this rank has mapped, one bit per rank; returns what another rank
-  // has published, if it has.
+  // show_mapped() publishes the ranks whose own memory this rank has mapped, one bit each.
+  // mapped_by() returns this set of another rank; nothing until it is published.
   void show_mapped(uint32_t ranks);
   std::optional<uint32_t> mapped_by(int rank) const;
   // Publishes that this rank has begun to probe its links. `out_of_reach`, by rank: ranks whose

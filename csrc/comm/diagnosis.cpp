@@ -18,7 +18,7 @@ CallSeen seen(const Control& control, const CallRecord& call, bool whole = false
   return shown;
 }
 
-// A fault of `rank` in the call `seq`, found by this rank.
+// Returns a fault of `rank` in the call `seq`, found by this rank.
 Fault found(const Control& control, Event event, int rank, uint64_t seq) {
   Fault f = fault_of(event, control.names.number(control.rank), control.names.number(rank), seq);
   f.mine = seen(control, control.rank);
@@ -27,7 +27,7 @@ Fault found(const Control& control, Event event, int rank, uint64_t seq) {
   return f;
 }
 
-// Returns the calls of number `seq`, by rank.
+// Returns the calls with the number `seq` that the pages still show, by rank.
 std::map<int, CallRecord> made(const Control& control, uint64_t seq) {
   std::map<int, CallRecord> calls;
   for (int r = 0; r < control.ranks; ++r)
@@ -37,7 +37,7 @@ std::map<int, CallRecord> made(const Control& control, uint64_t seq) {
 
 std::optional<Fault> mismatch_in(const Control& control, uint64_t seq) {
   const std::map<int, CallRecord> calls = made(control, seq);
-  // The most frequent call is right; of equals, that of the lowest rank.
+  // The most frequent call is right; on a tie, that of the lowest rank.
   int right = -1;
   long most = 0;
   for (const auto& [rank, call] : calls) {
@@ -50,8 +50,8 @@ std::optional<Fault> mismatch_in(const Control& control, uint64_t seq) {
     const CallRecord& usual = calls.at(right);
     if (call.alike(usual)) continue;
     Fault f = found(control, Event::mismatch, wrong, seq);
-    f.mine = seen(control, right);            // this rank, or the first with the right call
-    f.whole = call.part_of != usual.part_of;  // the calls of the programs differ
+    f.mine = seen(control, right);            // the lowest rank with the right call
+    f.whole = call.part_of != usual.part_of;  // the whole calls differ, not only their steps
     f.mine.call = seen(control, usual, f.whole != 0);
     f.theirs.call = seen(control, call, f.whole != 0);
     return f;

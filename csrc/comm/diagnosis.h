@@ -8,28 +8,28 @@
 
 namespace ringkern {
 
-// The time within which a rank that has ended the waits of others records why on its page.
+// A rank that ends the waits of others records the reason on its page within this time.
 inline constexpr Milliseconds kReasonComes{1000};
 
-// Ranks that make different calls of the same number, of this rank's last ones.
+// Finds ranks that made different calls with the same number, among this rank's last calls.
 std::optional<Fault> find_mismatch(const Control& control);
-// A rank that has left though this one has made a call since.
+// Finds a rank that left before a call that this rank has made.
 std::optional<Fault> find_departed(const Control& control);
-// A rank that has ended and not left.
+// Returns the fault of a peer that has ended without leaving.
 Fault peer_lost(const Control& control, int peer, const ProcessEnd& end);
-// Adds the state of all ranks to a failed wait of this rank, and names the late one.
+// Adds the state of all ranks to a failed wait of this rank, and names the late rank.
 Fault timed_out(const Control& control, Fault wait);
-// A call of this rank that has ended in an exception of its own.
+// Returns the fault of a call of this rank that an exception has ended.
 Fault failed_call(const Control& control, uint64_t seq, const std::string& what);
 
-// A call of this rank that has waited for another.
+// Describes a call of this rank that waits for the rank `late`.
 Fault late_in(const Control& control, const CallRecord& call, int late, Milliseconds waited,
               Milliseconds timeout);
 
-// Returns the rank that others wait for in this call, if it is known: the one farthest behind, of
-// those that have not made the call or whose process does not run.
+// Returns the rank that the others wait for in this call, if it is known: the rank farthest behind,
+// or else one whose process does not run.
 std::optional<int> late_rank(const Control& control, uint64_t seq);
-// Returns what its page and the system show of a rank.
+// Returns the state of a rank, from its page and from the system.
 RankSeen seen(const Control& control, int rank);
 
 }  // namespace ringkern

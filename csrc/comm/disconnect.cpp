@@ -11,11 +11,12 @@ void say_goodbye(const Neighbour& neighbour) {
   try {
     send_message(neighbour.socket, kGoodbye);
   } catch (const std::system_error&) {
-    // It has ended already, and its end of file will show that.
+    // The neighbour has ended; its end of file will show that.
   }
 }
 
-// Waits for the next goodbye, or for the end of the neighbour, which then no longer writes here.
+// Reads messages up to a goodbye, the end of the neighbour, or the last message that has come. Does
+// not wait.
 Received hear_goodbye(const Neighbour& neighbour) {
   for (;;) {
     Message message;
@@ -25,8 +26,8 @@ Received hear_goodbye(const Neighbour& neighbour) {
   }
 }
 
-// Returns false if it ended instead, or sent nothing until then. With `ended_is_enough`, an end
-// counts as a goodbye.
+// Waits for a goodbye. Returns false if none came until `deadline`, or if the neighbour ended
+// first; with `ended_is_enough`, its end counts as a goodbye.
 bool await_goodbye(const Neighbour& neighbour, bool ended_is_enough, Clock::time_point deadline) {
   for (;;) {
     const Received received = hear_goodbye(neighbour);
@@ -43,8 +44,8 @@ bool await_goodbye(const Neighbour& neighbour, bool ended_is_enough, Clock::time
 
 bool disconnect(const Neighbours& neighbours, int ranks, Milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
-  // A rank that sends its n-th goodbye has received n-1, and so from all ranks up to n-1 hops
-  // away.
+  // A rank sends its n-th goodbye after n-1 have come from each neighbour: all ranks up to n-1 hops
+  // away have then disconnected.
   const int hops = ranks / 2;
   try {
     for (int n = 1; n <= hops; ++n) {

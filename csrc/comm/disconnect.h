@@ -6,10 +6,10 @@
 
 namespace ringkern {
 
-// Sends goodbyes to both neighbours and waits for theirs, as often as it takes for one to come from
-// the farthest rank. Returns false if one did not come within `timeout`, or a neighbour ended too
-// early: the state of the ranks behind it is then unknown. With at most three ranks there are none
-// behind it, and an ended rank counts as disconnected.
+// Sends goodbyes to both neighbours and waits for theirs, in as many rounds as there are hops to
+// the farthest rank. Returns false if a goodbye did not come within `timeout`, or a neighbour ended
+// too early: the state of the ranks behind it is then unknown. With at most three ranks no rank is
+// behind a neighbour, and an ended rank counts as disconnected.
 bool disconnect(const Neighbours& neighbours, int ranks, Milliseconds timeout);
 
 }  // namespace ringkern

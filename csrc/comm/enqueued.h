@@ -22,9 +22,9 @@ class EnqueuedCalls {
   // Returns the progress that the device has shown. Does not wait.
   enum class State { under_way, done, failed };
   State state_of(uint64_t seq);
-  // Ends all calls that have not ended well; the first reason stays.
+  // Fails all calls that have not ended well. The first reason given here stays.
   void fail(const Fault& why);
-  // The executor ends.
+  // Stops using the executor, which is destroyed next.
   void close();
 
  private:

@@ -60,7 +60,7 @@ std::optional<QueuedEvent> EventQueue::next() {
       if (closed_) return std::nullopt;
       asked_ = true;
     }
-    ::sem_wait(&changes_);  // a signal ends it, too; then there is no harm in looking again
+    ::sem_wait(&changes_);  // a signal ends it, too; looking again does no harm
   }
 }
 

@@ -13,8 +13,8 @@
 
 namespace ringkern {
 
-// failure: found by another rank; report: found by this one. dump: the recorded calls are to be
-// written.
+// failure: found by another rank; report: found by this one; dump: a request to write the recorded
+// calls.
 enum class EventKind { warning, failure, report, dump };
 
 struct QueuedEvent {
@@ -33,22 +33,22 @@ class EventQueue {
   EventQueue(const EventQueue&) = delete;
   EventQueue& operator=(const EventQueue&) = delete;
 
-  // From any thread. Beyond a limit, the oldest unread events are dropped.
+  // Adds an event, from any thread. Beyond a limit, the oldest unread event is dropped.
   void post(EventKind kind, std::string text);
-  // The same for a dump, from a signal handler; has no effect before the first `all()`. Several
-  // requests before it is read are one.
+  // Requests a dump; a signal handler may call it. Has no effect before the first `all()`. Requests
+  // that come before the dump is read count as one.
   static void ask_for_dump() noexcept;
   // Waits for the next event; returns nothing once closed and empty. For one reader.
   std::optional<QueuedEvent> next();
-  // Waits until the reader has taken all and waits for more; false after `patience`.
+  // Waits until the reader has taken all events and asks for more. Returns false after `patience`.
   bool told_within(std::chrono::milliseconds patience);
   void open();
-  void close();  // ends `next`; what is posted later is kept
+  void close();  // ends `next`; events posted later are kept
 
  private:
   static constexpr size_t kMost = 1000;
 
-  // One for each change, or more: a semaphore, because a signal handler may touch nothing else.
+  // Posted on each change. A semaphore, because a signal handler may use no mutex.
   sem_t changes_;
   std::atomic<bool> dump_wanted_{false};
   std::mutex mutex_;  // guards what follows

@@ -30,7 +30,7 @@ std::string text(const char (&from)[N]) {
   return printable(std::string(from, ::strnlen(from, N)));
 }
 
-// Empty where /proc is not mounted.
+// Returns the host's boot id; empty if /proc is not mounted.
 std::string boot_id() {
   Fd fd(::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
   if (!fd) return {};
@@ -46,7 +46,7 @@ uint64_t network_namespace() {
   return ::stat("/proc/self/ns/net", &s) == 0 ? s.st_ino : 0;
 }
 
-// The lower rank comes first, so that both ranks give the same text.
+// Describes a difference. The lower rank comes first, so that both ranks give the same text.
 std::string disagreement(const std::string& what, int my_rank, const std::string& mine,
                          int peer_rank, const std::string& theirs, const RankNames& names) {
   const bool mine_first = my_rank < peer_rank;

@@ -12,8 +12,8 @@
 
 namespace ringkern {
 
-// Changes with everything that ranks of two versions must have alike: these structs, the layout of
-// segments, flags and counters, and the order in which the ring moves chunks.
+// Must change with everything that ranks need to have equal: these structs, the layout of segments,
+// flags and counters, and the order in which the ring moves chunks.
 inline constexpr uint32_t kLayoutVersion = 9;
 
 // A hash of the lists whose entries ranks exchange as numbers.
@@ -55,8 +55,8 @@ struct Address {
   Id socket;
   char boot[40];     // the host's boot id
   char host[64];     // its name, for messages
-  uint64_t network;  // inode of the network namespace; 0 where it cannot be told
-  uint64_t pids;     // the same of the pid namespace
+  uint64_t network;  // inode of the network namespace; 0: unknown
+  uint64_t pids;     // inode of the pid namespace; 0: unknown
   int64_t pid;
   char bus[32];
   Id uuid;  // of the device
@@ -68,7 +68,7 @@ struct Hello {
   Id session;
   int32_t from, to;  // ranks
   int32_t pid;
-  uint32_t offer_bytes;  // what follows this struct
+  uint32_t offer_bytes;  // of the offer that follows this struct
   char device[16];
   int64_t size, channels, slots, slot_bytes[kProtocols], segment_bytes, workers, ll_flag_bits;
 };
@@ -78,7 +78,7 @@ struct PassedOn {
   uint32_t magic, version;
   Id session;
   int32_t owner;
-  uint32_t offer_bytes;  // what follows this struct
+  uint32_t offer_bytes;  // of the offer that follows this struct
 };
 
 // Without padding and little-endian, so that the bytes in memory are the bytes on the wire.
@@ -90,21 +90,23 @@ static_assert(std::is_trivially_copyable_v<Hello> && sizeof(Hello) == 56 + 9 * 8
 Address my_address(const Terms& terms, const Id& session);
 Hello my_hello(const Terms& terms, const Id& session, int size, int from, int to);
 
-// Throw RendezvousError if it is no address, or has another version than `mine`.
+// Reads an address. Throws RendezvousError if the bytes are none, or if its version differs from
+// `mine`.
 Address read_address(const std::string& bytes, int rank, const Address& mine, int my_rank,
                      const RankNames& names = {});
 DeviceRoom room_in(const Address& address);
-// Throws TransportError if its process cannot be reached from this one.
+// Throws TransportError if the peer's process cannot be reached from this one.
 void check_reachable(const Address& mine, int my_rank, const Address& peer, int peer_rank,
                      const RankNames& names = {});
 
-// Returns whether its process has ended, as far as this one can see.
+// Returns whether the peer's process has ended, as far as this one can see.
 bool has_ended(const Address& mine, const Address& peer);
 
 // Returns whether a greeting belongs to this ring; if not, the peer is unidentified.
 bool is_greeting(const std::string& bytes, const Id& session);
-// The greeting that `from` sends to `mine.from`, and the offer that follows it. Throws
-// RendezvousError that names the first field the two ranks disagree on, and both values.
+// A greeting and the offer that follows it. read_greeting() reads the greeting that `from` sends to
+// `mine.from`. It throws RendezvousError; if the two ranks differ in a field, the error names the
+// first one and both values.
 struct Greeting {
   Hello hello;
   std::string offer;

@@ -1,6 +1,6 @@
-// The seams of the library. A communicator is put together from a Store (to find each other), a
-// Transport (to see each other's memory) and an Executor (to run the schedule on a device); each
-// has at least two real implementations.
+// The interfaces of the library. A communicator consists of a Store (ranks find each other), a
+// Transport (ranks access each other's memory) and an Executor (runs the schedule on a device);
+// each has at least two real implementations.
 #pragma once
 
 #include <array>
@@ -41,7 +41,8 @@ inline std::string ago(Clock::time_point then) {
   return s < 1 ? "just now" : std::to_string(s) + " s ago";
 }
 
-// "group 'x'", which belongs to process `born_in`, cannot be used in `here`, a child of it.
+// Returns the text of an error: `what`, such as "group 'x'", was made in process `born_in` and is
+// used in `here`, a forked child of it.
 inline std::string forked_text(const std::string& what, int born_in, int here) {
   return what + " was made in process " + std::to_string(born_in) + " and is used in process " +
          std::to_string(here) + ", which was forked from it. Start ranks with spawn, or " +
@@ -53,7 +54,7 @@ std::string to_bytes(const T& value) {
   static_assert(std::is_trivially_copyable_v<T>);
   return std::string(reinterpret_cast<const char*>(&value), sizeof value);
 }
-// The reverse; nothing where they are not so many bytes.
+// Returns the value in `bytes`; nothing if the size differs.
 template <class T>
 std::optional<T> from_bytes(const std::string& bytes) {
   T value{};
@@ -62,13 +63,13 @@ std::optional<T> from_bytes(const std::string& bytes) {
   return value;
 }
 
-// Where ranks leave notes for each other before they are connected: torch's c10d stores, or one in
-// memory for ranks that are threads.
+// A store in which ranks leave notes for each other before they are connected: torch's c10d stores,
+// or one in memory for ranks that are threads.
 class Store {
  public:
   virtual ~Store() = default;
   virtual void set(const std::string& key, const std::string& value) = 0;
-  // The same, without a word where the store has ended.
+  // Sets a key; ignores a store that has ended.
   virtual void try_set(const std::string& key, const std::string& value) {
     try {
       set(key, value);
@@ -82,116 +83,116 @@ class Store {
   virtual int64_t add(const std::string& key, int64_t amount) = 0;
 };
 
-// Handles by which a rank maps the segments of another: some bytes, file descriptors, or both. The
-// receiver owns the descriptors.
+// Handles by which a rank maps the segments of another: some bytes, file descriptors, or both. Does
+// not own the descriptors.
 struct Offer {
   std::string bytes;
   std::vector<int> fds{};
 
-  // -1 where there are not so many.
+  // Returns descriptor i; -1 if there are fewer.
   int fd(size_t i = 0) const { return i < fds.size() ? fds[i] : -1; }
 };
 
-// Memory of other ranks that one on a GPU uses, in words.
+// A description of the other ranks' memory that a rank on a GPU uses.
 struct SharedMemory {
-  std::string device{};             // how it has opened their device memory; empty: none
-  std::vector<std::string> host{};  // for each rank with which it has host memory in common, why
+  std::string device{};             // how it has opened device memory; empty: none
+  std::vector<std::string> host{};  // the reason for each rank reached over host memory
 };
 
-// A rank's GPU, as the other ranks must know it: those of one device share what it holds.
+// A rank's GPU, as the other ranks must know it: ranks on one device share its capacity.
 struct DeviceRoom {
-  std::string bus{};               // where it is; empty on a CPU
-  std::array<uint8_t, 16> uuid{};  // slices of one GPU (MIG) share a bus and each have their own
-  int64_t blocks = 0;              // that are resident at once
+  std::string bus{};               // its PCI bus; empty on a CPU
+  std::array<uint8_t, 16> uuid{};  // slices of one GPU (MIG) share a bus, not a uuid
+  int64_t blocks = 0;              // the most that are resident at once
 };
 
-// A part of every rank's segment, the same in all, whose contents mean nothing yet.
+// A part of every rank's segment, at the same place in all, that is still unused.
 struct ProbeRoom {
   int64_t offset = 0;
   int64_t bytes = 0;       // 0: none
-  int64_t slot_bytes = 0;  // the most for one link ...
-  int64_t tail_bytes = 0;  // ... of which these are for what a transport needs beside words
+  int64_t slot_bytes = 0;  // the most for one link, with its tail
+  int64_t tail_bytes = 0;  // of a link: for the transport's own data behind the words
 };
 
-// A link as it is probed (comm/probe.h). Places are in segments; null where there is nothing to do.
+// A link to probe (comm/probe.h). A pointer is null if there is nothing to do.
 struct ProbedLink {
   int peer = 0;
-  uint64_t* theirs = nullptr;       // in the peer's memory: this rank writes here ...
-  const uint64_t* sends = nullptr;  // ... what is here, and one word more, to answer with
+  uint64_t* theirs = nullptr;       // in the peer's memory: this rank writes here
+  const uint64_t* sends = nullptr;  // the words to write, and one more to answer with
   uint64_t* mine = nullptr;         // in this rank's memory: the peer writes here
-  uint64_t* receives = nullptr;     // what came; 0 where nothing did
-  const uint64_t* shown = nullptr;  // in the peer's memory: what it has written there itself
-  uint64_t* sees = nullptr;         // what this rank reads there
-  int words = 0;                    // the last is stored last, and looked for first
-  // In this rank's memory, and nobody else's: each as large as a slot.
+  uint64_t* receives = nullptr;     // the words that came; 0: none came
+  const uint64_t* shown = nullptr;  // in the peer's memory: words that it wrote itself
+  uint64_t* sees = nullptr;         // the words that this rank read there
+  int words = 0;                    // the last one is stored last and polled first
+  // Two slots in this rank's memory that no other rank uses.
   uint64_t *spare = nullptr, *second_spare = nullptr;
-  bool answered = true;  // the peer has said, over the link, that it has seen what this rank wrote
+  bool answered = true;  // the peer has confirmed this rank's words over the link
 };
 
-// So many ranks can have host memory in common on CUDA: a bit for each.
+// The most ranks that can share host memory on CUDA: masks have one bit for each.
 inline constexpr int kMostOnHost = 32;
 
 // One rank's view of everybody's memory.
 struct Segments {
   void* mine = nullptr;
-  void* next = nullptr;  // of the rank after this one, and of the one before
+  void* next = nullptr;  // of the rank after this one; prev: of the rank before it
   void* prev = nullptr;
   std::vector<void*> all;                // by rank, this one's among them
-  std::vector<const CallLine*> calls{};  // by rank, kCallLines of each: what it says of its calls
-  RingOrders orders{};                   // where there are any, next and prev do not count
+  std::vector<const CallLine*> calls{};  // by rank: its record of calls, kCallLines of each
+  RingOrders orders{};                   // if there are any, next and prev are not used
   RankNames names{};
-  void* host = nullptr;  // this rank's second segment, in host memory, on CUDA, and a bit for each
-  uint32_t on_host = 0;  // rank that writes to this one and not to `mine`
+  void* host = nullptr;  // on CUDA: this rank's second segment, in host memory
+  uint32_t on_host = 0;  // a bit for each rank that writes to `host` and not to `mine`
 
   void* written_by(int peer) const {
     return peer < kMostOnHost && (on_host >> peer & 1) != 0 ? host : mine;
   }
 };
 
-// Owns this rank's segment and the mappings of its neighbours' (shared memory, CUDA IPC, or plain
-// pointers between ranks of one process). Fresh segments are zero.
+// Owns this rank's segment and the mappings of the others' segments (shared memory, CUDA IPC, or
+// plain pointers between ranks of one process). Fresh segments are zero.
 class Transport {
  public:
   virtual ~Transport() = default;
   virtual void* mine() = 0;
-  virtual Offer offer() = 0;  // the descriptor stays the transport's
-  // Sets the orders of the ranks, if not 0, 1, 2, ...; before anything is mapped.
+  virtual Offer offer() = 0;  // the transport keeps the descriptors
+  // Sets the orders of the ranks, if not 0, 1, 2, ...; called before map().
   virtual void set_orders(const RingOrders&) {}
-  // Sets how errors name the ranks; before anything is mapped.
+  // Sets the names of the ranks in errors; called before map().
   void call_ranks(RankNames names) { names_ = std::move(names); }
-  // Checks the offer against `bytes`, the size that this rank expects: never a size a peer names.
-  // May be null, out of reach, where the peer is no neighbour on any ring.
+  // Maps a peer's segment. Checks the offer against the size of this rank's own segment, never
+  // against a size that the peer names. May return null for memory that this rank cannot reach:
+  // settle() then takes host memory, or no ring makes the two ranks neighbours.
   virtual void* map(const Offer& offer, int peer) = 0;
-  // A transport that can reach a peer in two ways, by its own memory and by host memory, says whose
-  // own memory it has mapped, a bit for each rank; nothing where there is one way only. Both ranks
-  // of a pair must take the same way.
+  // Returns the ranks whose own memory this rank has mapped, a bit for each; nothing if the
+  // transport cannot use host memory in its place. Both ranks of a pair must use the same kind.
   virtual std::optional<uint32_t> mapped() const { return {}; }
-  // Takes host memory for the pairs that are not in `both`; puts it into the segments. Throws
-  // TransportError, which names a pair that has no memory in common.
+  // Maps host memory for the peers whose bit in `both` is not set, and enters it in the segments.
+  // Throws TransportError, which names a pair of ranks that share no memory.
   virtual void settle(uint32_t /*both*/, Segments& /*segments*/) {}
-  // Once all is settled.
+  // Valid after settle().
   virtual SharedMemory memory() const { return {}; }
-  // Tells if a line of LL128 arrives whole in the memory of this rank's neighbours; once all is
-  // settled.
+  // Returns whether a line of LL128 arrives whole in the neighbours' memory. Valid after settle().
   virtual bool carries_lines() const { return true; }
-  // Ends this rank's use of the others' memory. True where a rank must not give its own back before
-  // they have done the same: the communicator then waits for their word.
+  // Ends this rank's use of the others' memory. Returns true if this rank must not free its own
+  // memory before the others have done the same: the communicator then waits for their goodbyes.
   virtual bool unmap() { return false; }
-  // The others did not say so: they may still write to this rank's memory, so it is never given
-  // back.
+  // Called if goodbyes are missing: the others may still write to this rank's memory, so it is
+  // never freed.
   virtual void abandon() {}
 
-  // The following serves the probe of the links. It moves data as collectives do, here the stores
-  // and loads of this thread. The first is called as soon as the others' memory is mapped, the
-  // second when all have come so far. If data has not arrived within `patience`, the last word
-  // received is 0. `look` is called now and then, and throws when there is nothing left to wait
-  // for.
+  // The functions below probe the links. They move data in the same way as collectives; these
+  // defaults use stores and loads of this thread. begin_probe() is called once this rank has mapped
+  // the others' memory, end_probe() once its peers have, too. If data has not arrived within
+  // `patience`, the last word received is 0. `look` is called periodically, and throws when there
+  // is nothing left to wait for.
   virtual void begin_probe(std::span<ProbedLink> links);
   virtual void end_probe(std::span<ProbedLink> links, Milliseconds patience,
                          const std::function<void()>& look);
-  // True if collectives also read the other ranks' memory.
+  // Returns whether collectives also read the other ranks' memory.
   virtual bool reads_others() const { return true; }
-  // Where this rank's memory is, and what to do about a link that moves wrong data; for errors.
+  // Return texts for errors: the place of this rank's memory, and the advice for a link that moves
+  // wrong data.
   virtual std::string place() const { return {}; }
   virtual std::string remedy() const;
 
@@ -207,15 +208,15 @@ inline void check_orders(const RingOrders& orders, int ranks) {
                      " ranks, each with every rank once, or none for 0, 1, 2, ...");
 }
 
-// The end of an all-reduce of rows on CUDA, a sum of float32, float16 or bfloat16: RankNorm of
-// cuda/launch.h.
+// The norm at the end of an all-reduce of rows on CUDA, a sum of float32, float16 or bfloat16: see
+// RankNorm in cuda/launch.h.
 struct RowNorm {
   int64_t row = 0;  // elements; the tensor has whole rows
   const std::byte* residual = nullptr;
   const std::byte* weight = nullptr;
   std::byte* normalised = nullptr;
   float eps = 0;
-  bool done = false;  // the executor says so; else `out` is the sum alone
+  bool done = false;  // set by the executor; if false, `out` is the sum alone
 };
 
 struct LaunchBatch;  // cuda/launcher.h
@@ -230,25 +231,25 @@ struct Task {
   void* out = nullptr;
   int64_t count = 0;
   int root = 0;                           // of a broadcast, a reduce or a message
-  Algorithm algorithm = Algorithm::ring;  // of an all-reduce; all else has the ring
+  Algorithm algorithm = Algorithm::ring;  // of an all-reduce; others use the ring
   void* stream = nullptr;
   Milliseconds timeout{0};  // for each wait; 0: the executor's
-  // Where it is open, the communicator chooses algorithm and protocol, by what its ranks have
-  // agreed on.
+  // If it is open, the communicator chooses algorithm and protocol from the table that its ranks
+  // have agreed on.
   Choice choice = Choice::none;
-  // Set by the communicator, in the copy that its executor runs.
-  uint64_t seq = 0;      // on its ring, from 1; 0: nobody counts
+  // Set by the communicator.
+  uint64_t seq = 0;      // on its ring, from 1; 0: not counted
   CallWords words{};     // its own
   uint64_t history = 0;  // as in CallLine
-  // Called on a CPU, if at all, when a wait takes more than some microseconds, and once only.
+  // Called on a CPU when a wait takes more than some microseconds, at most once. May be null.
   void (*rests)(void* with) = nullptr;
   void* with = nullptr;
   RowNorm* norm = nullptr;             // on all ranks or on none
-  const Timeline* timeline = nullptr;  // a ring's verbs are noted there; null: nowhere
-  LaunchBatch* batch = nullptr;        // a message's: added there in place of being launched
+  const Timeline* timeline = nullptr;  // records a ring's verbs; null: no record
+  LaunchBatch* batch = nullptr;        // of messages, which it collects for one launch
   int moved = 0;  // an index of kMoved: the dtype of elements that travel as bytes
-  // The larger call that this is a step of, if any (kSpansHosts). Ranks compare it, too: their
-  // steps may be alike though their calls are not.
+  // The larger call of which this is a step, if any (kSpansHosts). Ranks compare it, too: different
+  // calls may have equal steps.
   CallWords part_of{};
   // The tasks of all ranks, this one's among them, in a ring of one process (torch/local.cpp).
   std::span<const Task> of_ranks{};
@@ -257,7 +258,7 @@ struct Task {
 // The state of a task when Executor::run() returns.
 struct RunResult {
   bool rested = false;     // a wait took more than some microseconds
-  bool under_way = false;  // the end is to be read from Executor::progress()
+  bool under_way = false;  // Executor::progress() shows the end
 };
 
 // Chooses algorithm and protocol if `t.choice` leaves them open. Throws UsageError if the task asks
@@ -305,16 +306,18 @@ class Executor {
  public:
   virtual ~Executor() = default;
   // CPU: returns when the result is in `out`. CUDA: returns when it is enqueued.
-  // A wait that fails is thrown as TimeoutError or AbortedError; on CUDA by a later call. An error
-  // with Facts::refused: the device would not take the task, and takes later ones.
+  // A failed wait throws TimeoutError or AbortedError, on CUDA from a later call. An error with
+  // Facts::refused means that the device refused this task alone, and can take later ones.
   virtual RunResult run(const Task& task) = 0;
-  // True if run() returns once the task is enqueued: nobody looks at its data before that.
+  // Returns whether run() returns once the task is enqueued. The device does not compare the calls
+  // of the ranks, so the communicator does it before run().
   virtual bool enqueues() const { return false; }
   // Ends every wait of this rank and of its neighbours. Idempotent; from any thread.
   virtual void abort() = 0;
   // Returns when everything that was enqueued has ended; false if it has not within `patience`.
   virtual bool drain(Milliseconds /*patience*/) { return true; }
-  // How far what was enqueued has come, as the device has shown without being asked. Any thread.
+  // The progress of the enqueued tasks, as the device has last shown it. From any thread; does not
+  // query the device.
   struct Progress {
     uint64_t done = 0;  // the number of the last task that was under way and has ended well
     std::optional<Fault> failed{};

@@ -63,8 +63,8 @@ int create_in_dev_shm(int refusal, int64_t bytes) {
        {INFINITY, "Neither can hold shared memory", remedy});
 }
 
-// The receiver's half of the above: the sender has no memfd. An unsealed memfd is refused, because
-// other users may open it.
+// Returns whether a received file is such a substitute. An unsealed memfd is not: other users may
+// open it.
 bool stands_in_for_memfd(int fd, const struct stat& status) {
   return status.st_nlink == 0 && (status.st_mode & 077) == 0 && is_tmpfs(fd);
 }

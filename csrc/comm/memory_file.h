@@ -1,11 +1,11 @@
 // An anonymous memory file: it has no name in /dev/shm, so that nothing is left behind when a rank
 // dies. It is sealed, so that no process can make it shorter while others use it. A rank allocates
-// the part that it uses first, so that lack of memory is an error and not a SIGBUS in a collective.
+// a part before it uses it, so that lack of memory is an error and not a SIGBUS in a collective.
 //
-// If a process may not call memfd_create, as under some seccomp filters, it is a file of /dev/shm
-// that never had a name. Such a file cannot be sealed: a process of the same user that has it could
-// make it shorter and end its users by SIGBUS. No other user's process can have it. It takes room
-// of /dev/shm, which in containers is 64 MiB by default.
+// If a process may not call memfd_create, such as under some seccomp filters, the file is one of
+// /dev/shm that never had a name. Such a file cannot be sealed: a process of the same user that has
+// opened it could shorten it, and its users would die of SIGBUS. Other users cannot open it. It
+// takes space in /dev/shm, which has 64 MiB in containers by default.
 #pragma once
 
 #include <string>

@@ -16,7 +16,7 @@
 namespace ringkern {
 namespace {
 
-// Calls `take` with each line of a kernel file, without the newline; not at all without the file.
+// Calls `take` with each line of a kernel file, without the newline; never if there is no file.
 template <class F>
 void each_line(const std::string& path, F&& take) {
   FILE* file = std::fopen(path.c_str(), "re");
@@ -29,7 +29,7 @@ void each_line(const std::string& path, F&& take) {
   std::fclose(file);
 }
 
-// Returns the number in such a file; `otherwise` without a file or a number, such as "max".
+// Returns the number in a kernel file; `otherwise` if there is no file, or no number but "max".
 double number_in(const std::string& path, double otherwise) {
   double number = otherwise;
   each_line(path, [&](const char* line) { (void)!std::sscanf(line, "%lf", &number); });
@@ -107,8 +107,8 @@ MemoryLimit limit_of(const std::string& dir, const CgroupPath& at, double wanted
 
 MemoryLimit tighter(MemoryLimit a, MemoryLimit b) { return b.left < a.left ? b : a; }
 
-// Any cgroup from this process's to the root may have a limit. A container sees its own part of
-// them, under another path.
+// Returns the tightest limit of the cgroups from this process's to the root. A container sees only
+// its own part of them, under another path.
 MemoryLimit cgroup_left(double wanted, double swap) {
   CgroupPath at = cgroup_path();
   MemoryLimit tightest;
@@ -132,7 +132,7 @@ MemoryLimit open_files() {
 MemoryLimit addresses_left() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {};
-  // The first number is of pages.
+  // The first number counts pages.
   const double used = number_in("/proc/self/statm", 0) * double(::sysconf(_SC_PAGESIZE));
   return {std::max(0.0, double(limit.rlim_cur) - used),
           "The limit on address space (ulimit -v) is " + mib(double(limit.rlim_cur)) + ", and " +

@@ -11,7 +11,7 @@ namespace ringkern {
 struct MemoryLimit {
   double left = INFINITY;    // bytes that are left; infinite: no limit is known
   std::string what;          // a sentence with its figures, without the full stop; empty: no limit
-  std::string remedy;        // another
+  std::string remedy;        // another sentence
   bool may_be_more = false;  // the system has not yet counted memory that it could reclaim
 };
 

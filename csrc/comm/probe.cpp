@@ -29,8 +29,9 @@ uint64_t load(const uint64_t& word, std::memory_order order = std::memory_order_
   return std::atomic_ref(const_cast<uint64_t&>(word)).load(order);
 }
 
-// Returns false after `deadline`. Ranks that come together wait for microseconds, and may share a
-// core; the wait for a late rank does not keep a core busy.
+// Waits until `ready()`; returns false after `deadline`. Yields at first, because ranks that come
+// together wait for microseconds and may share a core; then sleeps, so that the wait for a late
+// rank keeps no core busy.
 template <class Ready>
 bool wait_until(Ready&& ready, Clock::time_point deadline, const std::function<void()>& look) {
   const auto start = Clock::now();
@@ -112,7 +113,7 @@ void Prober::run(const Look& look) {
   if (slots_.words() < 1) return;
   std::vector<bool> out_of_reach(static_cast<size_t>(ranks_), false);
   data_.reserve(size_t(ranks_));
-  // The slot that the other ranks read in the same way; it is no link.
+  // This rank writes its own slot in the same way, for the others to read; it is no link.
   if (ring_.transport.reads_others()) add_link(rank_);
   const size_t own = links_.size();
   for (int peer = 0; peer < ranks_; ++peer) {

@@ -14,8 +14,8 @@
 namespace ringkern {
 namespace {
 
-// From <linux/pidfd.h>, which some systems lack: tells how a process ended that is no child, even
-// after it was reaped.
+// From <linux/pidfd.h>, which some systems lack: tells how a process ended, even one that is no
+// child or that was already reaped.
 struct PidfdInfo {
   uint64_t mask, cgroup;
   uint32_t ids[11];
@@ -28,7 +28,7 @@ constexpr int kUntilItHasEnded = 20;  // ms
 
 // The state and the exit code, if known, from /proc/PID/stat.
 struct Stat {
-  char state = 0;  // 0: there is no such process; '?': that cannot be told
+  char state = 0;  // 0: there is no such process; '?': unknown
   int exit_code = 0;
   uint64_t started = 0;
 };

@@ -7,21 +7,22 @@
 
 namespace ringkern {
 
-// A process of this pid namespace. Its pid may be reused once it has ended, with another start.
+// A process of this pid namespace. After its end its pid may be reused, with another start time.
 struct Process {
-  int64_t pid = 0;  // 0: none that can be seen from here
+  int64_t pid = 0;  // 0: not visible from here
   uint64_t started = 0;
 };
 Process this_process();
-// Returns true if it has ended, as far as this process can see.
+// Returns true if the process has ended, as far as this one can see.
 bool has_ended(const Process& process);
 
 // Returns the pid namespace; 0 if unknown. A pid is valid only within its namespace.
 uint64_t pid_namespace();
 
-// 'R', 'S', 'T', ... as in /proc/PID/stat; 0: there is no such process; '?': not known.
+// Returns the state as in /proc/PID/stat ('R', 'S', 'T', ...); 0: no such process; '?': unknown.
 char process_state(int64_t pid);
-// Returns how it ended, if the system shows it; waits some milliseconds. `pidfd` may be -1.
+// Returns how the process ended, if the system shows it; waits some milliseconds. `pidfd` may be
+// -1.
 ProcessEnd how_it_ended(int pidfd, int64_t pid);
 
 }  // namespace ringkern

@@ -42,7 +42,7 @@ class Exchange {
 
  private:
   // The known facts about a neighbour. The socket stays open after an error, too: the neighbour
-  // must see this rank's vote before the end of file, or it would blame the wrong one.
+  // must see this rank's vote before the end of file, or it would blame this rank.
   struct Met {
     Fd socket;
     Hello hello{};
@@ -70,7 +70,7 @@ class Exchange {
   std::vector<Fd> pending_;
   std::map<int, Address> known_;  // the addresses read so far
   Met next_, prev_;
-  std::vector<Message> others_;  // offers of those behind prev, from the nearest on
+  std::vector<Message> others_;  // offers of the ranks behind prev, the nearest first
 };
 
 void Exchange::publish(const Fitting& fitting) {
@@ -90,7 +90,7 @@ void Exchange::run(const Offer& mine) {
   address_of(place_.prev);
   session_ = address_of(0).session;
   connect_next(next);
-  greet(next_, place_.next, mine);  // before listening, or the whole ring would wait for a word
+  greet(next_, place_.next, mine);  // before accept_prev(), or all ranks would wait for a greeting
   accept_prev();
   greet(prev_, place_.prev, mine);
   await_next();
@@ -105,7 +105,7 @@ Address Exchange::address_of(int rank) {
   return known_[rank] = address;
 }
 
-// The end of a connection would show it, too, but only once there is a connection.
+// Throws Lost if a known rank has died: before there is a connection, no end of file shows it.
 void Exchange::check_known_live() const {
   for (const auto& [rank, address] : known_)
     if (has_ended(address_, address))
@@ -173,7 +173,8 @@ void Exchange::accept_prev() {
   }
 }
 
-// Closes the connection if its peer is unidentified.
+// Returns whether prev has sent its greeting over the connection. Closes the connection if its peer
+// is unidentified.
 bool Exchange::is_from_prev(size_t i) {
   Message message;
   const Received received = receive_message(pending_[i], message);
@@ -190,8 +191,8 @@ void Exchange::await_next() {
   take_greeting(next_, place_.next, received, std::move(message));
 }
 
-// The offers of other ranks than neighbours come round the ring: each rank passes on the offers
-// that it got from prev, so that no rank connects to all.
+// Gets the offers of ranks other than neighbours: each rank passes on the offers that it got from
+// prev, round the ring, so that no rank connects to all.
 void Exchange::pass_round() {
   const int back = place_.prev - place_.rank + place_.size;
   Offer last = offer_in(prev_.offer);
@@ -271,7 +272,7 @@ Neighbours Exchange::take() {
           {place_.prev, prev_.hello.pid, std::move(prev_.socket)}};
 }
 
-// Returns the fault for which a rank votes against the ring; `is_lost`: the named rank is lost.
+// Returns the fault with which this rank votes against the ring; `is_lost`: the named rank is lost.
 Fault refusal(const Place& place, bool is_lost = false) {
   Fault f = fault_of(std::current_exception(), place.names.number(place.rank));
   if (!is_quoted(f.event)) return f;

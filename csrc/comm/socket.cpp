@@ -62,7 +62,7 @@ class Sockets {
   void close(int fd) {
     std::lock_guard lock(mutex_);  // else a fork could see the number reused
     std::erase(fds_, fd);
-    // Never repeated after EINTR: Linux has closed it, and the number may be another's by now.
+    // Never repeated after EINTR: Linux has closed it, and the number may be reused by now.
     ::close(fd);
   }
 
@@ -75,10 +75,11 @@ class Sockets {
                      });
   }
 
-  // In the child, whose objects keep the numbers and may close them: so the numbers stay in use.
+  // Replaces the sockets in a forked child. Its objects keep the numbers and may close them, so the
+  // numbers must stay in use.
   void give_up() {
     if (fds_.empty()) return;
-    ::close(fds_.front());  // frees a number for the next one
+    ::close(fds_.front());  // frees a number for /dev/null
     const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
     if (nothing < 0) return;
     for (const int fd : fds_)
@@ -203,7 +204,7 @@ void send_message(const Fd& socket, const std::string& bytes, std::span<const in
     c->cmsg_len = CMSG_LEN(fds.size_bytes());
     std::memcpy(CMSG_DATA(c), fds.data(), fds.size_bytes());
   }
-  // One small message a direction: it always fits in the socket's buffer, so this need not wait.
+  // Messages are few and small: they fit in the socket's buffer, so this need not wait.
   while (::sendmsg(socket.get(), &header, MSG_NOSIGNAL) < 0)
     if (errno != EINTR) fail("sendmsg");
 }
@@ -226,8 +227,8 @@ Received receive_message(const Fd& socket, Message& message) {
   ssize_t n;
   while ((n = ::recvmsg(socket.get(), &header, MSG_CMSG_CLOEXEC)) < 0) {
     if (errno == EAGAIN) return Received::nothing_yet;
-    // Reset: the other end closed before it had read all. Messages from before that are still
-    // there.
+    // Reset: the other end closed before it had read everything. Messages that it sent before can
+    // still be read.
     if (errno != EINTR && errno != ECONNRESET) fail("recvmsg");
   }
   bytes.resize(size_t(n));

@@ -44,7 +44,7 @@ struct Message {
   std::string bytes;
   std::vector<Fd> fds;
 };
-// The descriptors stay the message's.
+// Returns the message as an offer. The message keeps the descriptors.
 Offer offer_in(const Message& message);
 
 // A descriptor that wakes a polling thread: readable once it was rung, until it is silenced.
@@ -59,10 +59,10 @@ std::optional<Fd> connect_to(const std::string& name);
 std::optional<Fd> accept_from(const Fd& listener);
 // Returns the user of the other end, from the kernel.
 uid_t peer_uid(const Fd& socket);
-pid_t peer_pid(const Fd& socket);  // 0 where it is not in this process's pid namespace
+pid_t peer_pid(const Fd& socket);  // 0 if it is not in this process's pid namespace
 uid_t own_uid();
 
-// Returns whether one of them can be read; `revents` tells which.
+// Waits for at most `timeout`. Returns whether a socket can be read; `revents` tells which.
 bool readable(std::span<pollfd> sockets, Milliseconds timeout);
 
 void send_message(const Fd& socket, const std::string& bytes, std::span<const int> fds = {});

@@ -37,22 +37,22 @@ Fd process_behind(const Fd& socket) try {
   return {};  // the socket suffices; all ranks have agreed, so one must not fail now
 }
 
-// A neighbour, as long as its end has not been noticed.
+// A neighbour whose end has not been noticed yet.
 struct Line {
   int peer;
   const Fd* socket;
   Fd process;
 };
 
-// The thread's state of a ring.
+// The thread's state for a ring.
 struct Entry {
   Watched ring;
   std::vector<Line> lines;
-  bool told = false;                           // that it has failed
+  bool told = false;                           // the ring knows that it has failed
   std::optional<Clock::time_point> gave_up{};  // when the watch saw that its device gave up
-  uint64_t slow_seq = 0;                       // the call that takes long,
-  int64_t slow_since = 0;  // when the watch first saw it, in ns of coarse_now(),
-  size_t warnings = 0;     // and how often that was said
+  uint64_t slow_seq = 0;                       // the call that takes long
+  int64_t slow_since = 0;                      // when the watch first saw it, in ns of coarse_now()
+  size_t warnings = 0;                         // about this call
 };
 
 RingRecord record_of(const Watched& ring) {
@@ -64,8 +64,8 @@ RingRecord record_of(const Watched& ring) {
                ring.control->failure(),
                ring.control->last_calls(ring.control->rank),
                ring.key};
-  // The calls that all ranks still show: a rank that is a call behind shows an older one, too,
-  // which a comparison of records would miss on the others.
+  // Keeps the calls that all ranks still show: a rank that is a call behind shows an older one,
+  // too, which a comparison of records would miss on the others.
   uint64_t from = 0;
   for (int rank = 0; rank < r.ranks; ++rank)
     if (const auto calls = ring.control->last_calls(rank); !calls.empty())
@@ -76,7 +76,7 @@ RingRecord record_of(const Watched& ring) {
 
 class Watchman {
  public:
-  // Returns the process's; a forked child, which lacks its parent's thread, has its own.
+  // Returns the process's watchman. A forked child, which lacks its parent's thread, has its own.
   static Watchman& here() {
     static const int registered = pthread_atfork(nullptr, nullptr, [] { current() = nullptr; });
     (void)registered;
@@ -182,7 +182,7 @@ class Watchman {
     }
   }
 
-  // In the order in which they were put there.
+  // Handles the ends of neighbours. `watched` has the order in which work() filled it.
   void hear(const std::vector<pollfd>& watched) {
     size_t i = 1;
     for (auto& [number, entry] : entries_) {
@@ -212,7 +212,7 @@ class Watchman {
     if (!entry.told) warn_if_slow(entry);
   }
 
-  // Notes the calls that a device has done, and why it stopped.
+  // Records the calls that a device has completed, and the reason if it has stopped.
   void follow(Entry& entry) {
     Control& control = *entry.ring.control;
     const Executor::Progress progress = entry.ring.progress();
@@ -241,8 +241,8 @@ class Watchman {
     const Control& control = *entry.ring.control;
     const auto call = control.open_call(control.rank);
     if (!call) return;
-    // Not from the call's own start, which is the clock of the watch's last tick: in a process that
-    // was stopped and goes on, that was before the stop.
+    // Do not measure from the call's own start, which is the time of the watch's last tick: if the
+    // process was stopped and continues, that was before the stop.
     if (call->seq != entry.slow_seq)
       entry.slow_seq = call->seq, entry.warnings = 0, entry.slow_since = coarse_now();
     const auto waited = std::chrono::duration_cast<Milliseconds>(
@@ -259,15 +259,15 @@ class Watchman {
                            text_of(late_in(control, *call, *late, waited, entry.ring.timeout)));
   }
 
-  std::mutex lifecycle_;  // of the thread; taken before the other
+  std::mutex lifecycle_;  // guards the thread; locked before mutex_
   std::thread thread_;
-  Fd bell_;  // something has changed
+  Fd bell_;  // rung on a change
 
   std::mutex mutex_;  // guards what follows
   std::map<uint64_t, Entry> entries_;
-  std::deque<RingRecord> failed_;  // that are not watched any more
+  std::deque<RingRecord> failed_;  // the last ones that are no longer watched
   uint64_t last_number_ = 0, changes_ = 0;
-  bool leave_ = false;  // the thread
+  bool leave_ = false;  // the thread must end
 };
 
 }  // namespace

@@ -14,7 +14,7 @@
 
 namespace ringkern {
 
-// A ring of this process. All that it refers to outlives it.
+// A ring of this process. The objects that it refers to must outlive it.
 struct Watched {
   std::string name;  // of the communicator
   std::string device;
@@ -25,7 +25,7 @@ struct Watched {
   // The progress of a device; null if calls have ended when they return.
   std::function<Executor::Progress()> progress;
   std::string key;        // as in RingRecord
-  bool if_alone = false;  // a ring of one rank, too
+  bool if_alone = false;  // watch a ring of one rank, too
 };
 
 // Watches a ring for its lifetime. Throws if no thread can be started.
@@ -33,7 +33,7 @@ class Watch {
  public:
   explicit Watch(Watched ring);
   ~Watch();
-  // Watches the neighbours' processes from now on; the neighbours outlive it, too.
+  // Watches the neighbours' processes from now on; `neighbours` must outlive this object.
   void meet(const Neighbours& neighbours);
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;

@@ -18,10 +18,10 @@
 
 namespace ringkern {
 
-// The interval at which a wait wakes to look out.
+// The interval at which a wait wakes and calls look_out().
 inline constexpr std::chrono::milliseconds kLookOutEvery{50};
 
-// Locks the mutex, and looks out until it is locked.
+// Locks the mutex; calls look_out() periodically until it is locked.
 template <class TimedMutex>
 std::unique_lock<TimedMutex> lock_and_look_out(TimedMutex& mutex) {
   std::unique_lock lock(mutex, std::defer_lock);
@@ -33,9 +33,9 @@ class Worker {
  public:
   ~Worker() { stop(); }
 
-  // Neither may throw. `tell` is called when `run` has returned, on the same thread and beside the
-  // `run` of others; both may post. Throws std::system_error where there is no thread for it and
-  // none can be had: then nothing was posted.
+  // Posts a task. `tell` is called when `run` has returned, on the same thread; the `run` of
+  // another task may be in progress. Neither may throw; both may post. Throws std::system_error if
+  // no thread can run the task and none can be started: then nothing was posted.
   void post(std::function<void()> run, std::function<void()> tell) {
     std::lock_guard lock(mutex_);
     tasks_.push_back({std::move(run), std::move(tell)});
@@ -54,12 +54,12 @@ class Worker {
   // are visible to the caller.
   bool busy() const { return pending_.load(std::memory_order_acquire) != 0; }
 
-  // Returns when all tasks posted so far have run, and their callbacks.
+  // Returns when all posted tasks and their callbacks have run.
   void drain() {
     while (!drain(kLookOutEvery)) look_out();
   }
 
-  // The same, but waits at most `patience`; returns true if all have run.
+  // Waits at most `patience`; returns true if all have run.
   bool drain(std::chrono::milliseconds patience) {
     std::unique_lock lock(mutex_);
     return done_.wait_for(lock, patience, [this] { return pending_ == 0; });
@@ -84,7 +84,7 @@ class Worker {
     std::function<void()> run, tell;
   };
 
-  // With the lock held: starts the next task, if there is one and none is running.
+  // Finds a thread for the next task, if there is one and none is running. With the lock held.
   void find_somebody() {
     if (running_ || tasks_.empty()) return;
     if (idle_ > 0) posted_.notify_one();
@@ -113,7 +113,7 @@ class Worker {
       if (stopping_) posted_.notify_all();
       lock.unlock();
       task.tell();
-      task = {};  // releases its captures before the callback runs
+      task = {};  // releases its captures before drain() returns
       lock.lock();
       if (--pending_ == 0) done_.notify_all();
     }

@@ -12,11 +12,12 @@
 namespace ringkern::cpu {
 namespace {
 
-constexpr int64_t kGranule = 2 << 20;     // memory is taken from the system and given back in these
-constexpr int64_t kKeptBytes = 32 << 20;  // of a free block, to save system calls
+constexpr int64_t kGranule = 2 << 20;     // unit of memory taken from the system and given back
+constexpr int64_t kKeptBytes = 32 << 20;  // kept of a free block, to save system calls
 constexpr int64_t kLeastView = 64 << 20;
 
-// The size of the address range: the machine's memory. The same on all ranks of a host.
+// Returns the size of the address range: the machine's memory, rounded up to a power of two. It is
+// equal on all ranks of a host.
 int64_t machine_bytes() {
   const uint64_t bytes = uint64_t(::sysconf(_SC_PHYS_PAGES)) * uint64_t(::sysconf(_SC_PAGESIZE));
   return int64_t(std::bit_ceil(bytes));
@@ -80,7 +81,7 @@ void Arena::free(void* pointer) {
   release_granules(at, bytes);
 }
 
-// On an error, only the memory already taken has changed.
+// Takes memory from the system for a range. After an error, the part already taken stays.
 void Arena::commit(int64_t at, int64_t bytes) {
   const int64_t end = div_up(at + bytes, kGranule);
   for (int64_t g = at / kGranule; g < end;) {
@@ -155,7 +156,8 @@ PeerArena::View PeerArena::view(int64_t at_least) {
     throw TransportError("a rank names memory that it does not have: up to byte " +
                          std::to_string(at_least) + " of " + std::to_string(bytes_));
   if (at_least > widest_.bytes) {
-    // Old mappings stay, because other groups use them: at most as many addresses again.
+    // Old mappings stay, because other groups use them. Sizes are powers of two, so all old ones
+    // together take at most as many addresses as the new one.
     const int64_t bytes =
         min64(bytes_, max64(kLeastView, int64_t(std::bit_ceil(uint64_t(at_least)))));
     widest_ = {static_cast<std::byte*>(mappings_.map(fd_, 0, bytes)), bytes};

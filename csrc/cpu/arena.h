@@ -1,6 +1,6 @@
-// Memory of this process for tensors that the other ranks reach in place, so that an all-reduce of
-// them copies nothing: one memory file a process, whatever the number of its groups. Peers map it
-// when they first meet a tensor in it.
+// Memory for tensors that the other ranks access in place, so that an all-reduce of them copies
+// nothing. A process has one such memory file for all its groups. Peers map it when they first meet
+// a tensor in it.
 #pragma once
 
 #include <map>
@@ -19,11 +19,11 @@ class Arena {
   static Arena& mine();
   explicit Arena(int64_t bytes);
 
-  // Aligned to a cache line, or, if large, to a huge page. Throws SharedMemoryError.
+  // Returns memory aligned to a cache line, or, if large, to a huge page. Throws SharedMemoryError.
   void* allocate(int64_t bytes);
   // Does nothing in a forked child: the memory is the parent's.
   void free(void* at);
-  // Returns the offset in the file; -1 if it is not, or not whole, in the arena.
+  // Returns the offset of a tensor in the file; -1 if it is not wholly in the arena.
   int64_t place_of(const void* at, int64_t bytes) const {
     const int64_t place = static_cast<const std::byte*>(at) - base_;
     return place >= 0 && place <= bytes_ - bytes ? place : -1;
@@ -53,7 +53,7 @@ class Arena {
 // Another process's arena, as mapped here. Shared by all groups that the two have in common.
 class PeerArena {
  public:
-  // `fd` stays the caller's. Throws TransportError unless it is a sealed memory file of the same
+  // Does not keep `fd`. Throws TransportError unless it is a sealed memory file of the same
   // user and as large as this process's.
   static std::shared_ptr<PeerArena> of(int peer, int fd, int64_t bytes,
                                        const RankNames& names = {});

@@ -7,15 +7,15 @@
 
 namespace ringkern::cpu {
 
-// Slots and their sizes: about 1.2 MiB a rank, so that the FIFOs of a few ranks stay in the caches.
-// The mesh has one more.
+// Returns the slots and their sizes: about 1.2 MiB a rank, so that the FIFOs of a few ranks stay in
+// the caches. The mesh takes about 1 MiB more.
 Geometry default_geometry();
 
 class CpuExecutor final : public Executor {
  public:
-  // `segments` hold `segment_bytes(geometry)` each and outlive the executor. The ring is that of
-  // channel 0; throws UsageError if it cannot exist.
-  // `arenas`: of tensors that need no copy; may be null.
+  // `segments` hold `segment_bytes(geometry)` each and outlive the executor. `arenas`: of tensors
+  // that need no copy; may be null. Throws UsageError if the geometry or the ring orders are
+  // invalid.
   CpuExecutor(const Segments& segments, const Geometry& geometry, int rank, int ranks,
               std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas = nullptr);
 
@@ -37,7 +37,7 @@ class CpuExecutor final : public Executor {
   Wait::Clock::time_point yield_from_;  // see Wait
 };
 
-// The same without neighbours: a collective of one rank.
+// Runs a collective of one rank.
 void run_alone(const Task& task);
 
 }  // namespace ringkern::cpu

@@ -1,4 +1,4 @@
-// A link whose data carries its own flags: LL and LL128 on a CPU differ only in what a line is.
+// A link whose data carries its own flags: LL and LL128 on a CPU differ only in their lines.
 //
 // `Line` offers kData (bytes of data), kPerBlock, `flag_of(step)`, computed once for all lines of a
 // step, `write(data, flag)` and `read(data, flag)`, which returns false while the line still
@@ -45,7 +45,7 @@ class LineLink {
     return Verdict::ok;
   }
 
-  // Returns whether `perform` would not have to wait: the sender writes the last line last.
+  // Returns whether `perform` can run without a wait: the sender writes the last line last.
   bool ready(Verb verb, const Plan&, const Chunk& chunk) {
     if (sends(verb) && !x_.ends.has_credit()) return false;
     const int64_t lines = div_up(chunk.count * x_.reducer.element_bytes(), Line::kData);
@@ -79,8 +79,8 @@ class LineLink {
     for (int64_t i = 0; i < n; ++i) lines[i].write(outgoing_ + i * Line::kData, flag);
   }
 
-  // Lines that this step does not need keep an older flag; they are written again before that flag
-  // repeats.
+  // Writes the lines that this step does not use, in some steps only: they keep an older flag and
+  // must be written again before that flag repeats.
   void finish_slot(Line* lines, int64_t written) {
     if (!Line::rewrites_slot(x_.ends.sent(), x_.ends.slots)) return;
     static constexpr std::byte zeros[Line::kData] = {};

@@ -37,7 +37,7 @@ bool SameCall::look() {
   const uint64_t seq = load(theirs_->seq, std::memory_order_acquire);
   const CallWords words{load(theirs_->what, std::memory_order_relaxed),
                         load(theirs_->count, std::memory_order_relaxed)};
-  // Data of prev's earlier call, of which this rank took nothing in its own call, is still there.
+  // Compare the history, too: data of an earlier call may still be there, if this rank took none.
   const uint64_t history = load(theirs_->history, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_acquire);
   if (load(theirs_->seq, std::memory_order_relaxed) != seq) return false;

@@ -16,8 +16,8 @@ inline constexpr int64_t kBellBytes = sizeof(Bell);
 inline int64_t mesh_offset(const Geometry& g) { return align_up(kBellBytes + g.bytes(), 4096); }
 inline int64_t segment_bytes(const Geometry& g) { return mesh_offset(g) + MeshGeometry::bytes(); }
 
-// The room in which links are probed before the ring is made (comm/probe.h). It is small: between
-// processes a mapping is right or wrong as a whole, and the slots of some ranks share a page.
+// Returns the room for the probe of the links (comm/probe.h). It is small: between processes a
+// mapping is right or wrong as a whole, and the slots of some ranks share a page.
 inline ProbeRoom probe_room(const Geometry& g) {
   return {kBellBytes + g.fifo_offset(0, Protocol::simple), g.fifo_bytes(Protocol::simple), 512};
 }
@@ -36,9 +36,9 @@ struct Ends {
   Bell& next_bell;
   Bell& prev_bell;
   LinkCounters& mine;
-  uint64_t& next_tail;  // I fill next's FIFO ...
-  uint64_t& prev_head;  // ... and return prev's credits
-  std::byte* from;      // my FIFO
+  uint64_t& next_tail;  // counts the steps sent to next
+  uint64_t& prev_head;  // returns credits to prev
+  std::byte* from;      // this rank's FIFO
   std::byte* to;        // next's FIFO
   const int slots;
   const int64_t slot_bytes;
@@ -72,11 +72,11 @@ struct Block {
   int64_t count = 0;                    // elements
 };
 
-// The action of a verb on a block's data.
+// Performs a verb on a block's data.
 void move(const Reducer& reducer, Verb verb, const Block& block);
 
-// Returns whether the data from prev belongs to this call. Data of another call is not taken:
-// it does not count as received, and the communicator finds the reason.
+// A check that the data from prev belongs to this call. Data of another call is not taken: it does
+// not count as received, and the communicator finds the reason.
 class SameCall {
  public:
   // If the record of prev's calls is null, nothing is checked.
@@ -94,12 +94,12 @@ class SameCall {
  private:
   bool look();
 
-  const CallLine* theirs_;  // null once it is known
+  const CallLine* theirs_;  // null: nothing is left to check
   uint64_t seq_, history_;
   CallWords words_;
 };
 
-// All that a link needs for one collective.
+// The arguments of a link for one collective.
 struct LinkContext {
   Ends ends;
   Wait& wait;
@@ -109,7 +109,7 @@ struct LinkContext {
   WaitReport& report;
   SameCall same_call{nullptr, 0, {}, 0};
 
-  // Without `checked`: inlined with it, LL's loop over lines took a twentieth longer.
+  // Does not call `checked`: inlined with it, LL's loop over lines took a twentieth longer.
   template <class Ready>
   Verdict until(WaitFor, Ready&& ready) {
     return wait.until(ready);
@@ -118,7 +118,7 @@ struct LinkContext {
     return checked(until(WaitFor::credit, [&] { return ends.has_credit(); }), p, WaitFor::credit);
   }
 
-  // Notes the object of a failed wait.
+  // Records the object of a failed wait in the report.
   Verdict checked(Verdict verdict, Protocol p, WaitFor what) {
     if (verdict == Verdict::ok) return verdict;
     report.verdict = verdict;

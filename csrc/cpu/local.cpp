@@ -6,7 +6,7 @@
 namespace ringkern::cpu {
 namespace {
 
-// A timed-out wait is the cause: the neighbours were aborted because of it.
+// Rethrows the first error that is no AbortedError: ranks are aborted because another rank failed.
 void rethrow_cause(const std::vector<std::exception_ptr>& errors) {
   std::exception_ptr first;
   for (const std::exception_ptr& error : errors) {

@@ -55,10 +55,10 @@ struct Board {
   Processors processors;  // at connection; all ranks know them by the first call
 };
 
-// In a rank's segment, behind the FIFOs.
+// The layout of the mesh's memory, behind the FIFOs of a rank's segment.
 struct MeshGeometry {
   static constexpr int kLineAhead = 0, kAhead = 1;  // Staged has as many slots
-  static constexpr int64_t kLines = 64;             // of a slot
+  static constexpr int64_t kLines = 64;             // per slot
   static constexpr int64_t kSlotBytes = 256 << 10;  // four fill a second-level cache
 
   static constexpr int64_t line_slot_data() { return kLines * int64_t(sizeof(DirectLine::data)); }
@@ -93,7 +93,7 @@ class Mesh {
   // Returns the number of processors that the ranks have together: a pinned rank alone has one.
   int processors() const;
 
-  // Throws TransportError if a rank names memory that it has not offered.
+  // Runs an all-reduce. Throws TransportError if a rank names memory that it has not offered.
   Verdict run(const Task& task, const Reducer& reducer, Wait& wait, WaitReport& report);
 
  private:

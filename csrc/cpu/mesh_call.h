@@ -8,7 +8,7 @@
 
 namespace ringkern::cpu {
 
-// The call as one word, which must be alike on all ranks. The factor of a scale may differ.
+// Returns the call as one word, which must be equal on all ranks. The factor of a scale may differ.
 inline uint64_t call_word(const Task& task) {
   return reduction_bits(task.reduction) | uint64_t(task.algorithm) << kReductionBits |
          uint64_t(task.count) << (kReductionBits + 2);
@@ -36,7 +36,7 @@ struct MeshCall {
       if (p != rank) notify_if_asleep(*peers[size_t(p)].bell);
   }
 
-  // `seen`: holds the step that was last seen, for the report.
+  // Waits until `ready()`. `seen` returns the step that was last seen, for the report.
   template <class Ready, class Seen>
   Verdict await(int peer, Protocol protocol, uint64_t wanted, Ready&& ready, Seen&& seen) {
     const Verdict verdict = wait.until(ready);
@@ -47,8 +47,9 @@ struct MeshCall {
   }
 };
 
-// `out` is this rank's; the others, where `give`, get the result at `theirs`. Work of several steps
-// goes block by block, so that intermediate data stays in the cache.
+// Combines the versions of all ranks into `out`. If `give`, also writes the result to `theirs(p)`
+// of each other rank p. Work of several steps goes block by block, so that intermediate data stays
+// in the cache.
 template <class VersionOf, class Theirs>
 void reduce_versions(const MeshCall& x, std::byte* out, bool give, VersionOf&& version_of,
                      Theirs&& theirs, int64_t count) {

@@ -14,7 +14,8 @@ class MeshInPlace {
   MeshInPlace(MeshCall& call, const Task& task)
       : x_(call), call_(call_word(task)), count_(task.count) {}
 
-  // Returns whether all are in place, if `ok`.
+  // Publishes this rank's place and waits for all ranks. Sets `all` to whether all are in place, if
+  // the verdict is `ok`.
   Verdict meet(int64_t place, bool& all) {
     Arrival& mine = x_.peers[size_t(x_.rank)].board->arrival;
     std::atomic_ref(mine.place).store(place, std::memory_order_relaxed);

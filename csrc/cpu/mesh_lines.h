@@ -7,8 +7,8 @@
 
 namespace ringkern::cpu {
 
-// Like call_word, for a round of a one_shot over lines, in fewer bits: the length of its chunk, and
-// whether it is the last one. Calls that agree on these in all rounds have the same size.
+// Like call_word, for one round of a one_shot over lines, in fewer bits: the length of its chunk,
+// and whether it is the last one. Calls that agree on these in all rounds have the same size.
 inline constexpr int kLineCallBits = kReductionBits + 12;
 inline uint64_t line_call_bits(uint64_t reduction, const DirectPlan& plan, const Span& chunk,
                                int64_t i) {
@@ -61,7 +61,7 @@ class MeshLines {
       const bool last = p + 1 == x_.ranks;
       void* const to = last ? x_.out + x_.bytes(chunk.first) : sum_;
       if (sum == nullptr) {
-        // The next line to be unpacked would overwrite it.
+        // The next unpack() overwrites incoming_.
         if (theirs == incoming_ && x_.ranks > 2) std::memcpy(sum_, incoming_, size_t(total));
         sum = theirs == incoming_ && x_.ranks > 2 ? sum_ : theirs;
       } else {
@@ -100,7 +100,7 @@ class MeshLines {
     return Verdict::ok;
   }
 
-  // Copies a whole line, even if only a part of the last one is used.
+  // Waits for a peer's lines and copies them whole, even if only a part of the last one is used.
   Verdict unpack(int peer, int64_t i, int64_t bytes) {
     DirectLine* line = slot(peer, i);
     for (int64_t done = 0; done < bytes; done += kData, ++line) {

@@ -11,7 +11,7 @@
 
 namespace ringkern::cpu {
 
-// A segment is a memory file, allocated at once and whole.
+// A transport between processes. A segment is a memory file, allocated whole at once.
 class ShmTransport final : public Transport {
  public:
   // `arenas`, if any, gets the arena of each rank. Throws SharedMemoryError.
@@ -43,8 +43,9 @@ class LocalMemory {
   std::vector<std::weak_ptr<void>> segments_;
 };
 
-// Plain pointers. An offer names a place in a LocalMemory; one of another process, or of another
-// LocalMemory, is refused. Ranks share one mapping, so that ThreadSanitizer sees their races.
+// A transport of plain pointers. An offer names a place in a LocalMemory. An offer of another
+// process, or of another LocalMemory, is refused. Ranks share one mapping, so that ThreadSanitizer
+// sees their races.
 class LocalTransport final : public Transport {
  public:
   LocalTransport(std::shared_ptr<LocalMemory> memory, int64_t bytes);

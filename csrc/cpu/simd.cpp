@@ -1,8 +1,8 @@
 // The loops of a CPU, written for the compiler to turn into vector code. Compiled once for each
 // instruction set: RK_ISA is the namespace of a copy, RK_ISA_NAME its name.
 
-// GCC takes a floating-point operation for one that may trap, and then does not turn a loop with a
-// choice behind one into vector code.
+// GCC assumes that a floating-point operation may trap, and then does not vectorise a loop with a
+// choice after one.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("no-trapping-math")
 #endif
@@ -13,8 +13,8 @@
 
 #include "cpu/simd_vectors.h"
 
-// A destination that is a source is so element by element. Without this, the compiler compares the
-// pointers at run time and sends such calls through a loop of single elements.
+// A destination may be equal to a source, so elements are independent. Without this, the compiler
+// compares the pointers at run time and runs such calls through a loop of single elements.
 #if defined(__clang__)
 #define RK_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -24,8 +24,8 @@
 namespace ringkern::RK_ISA {
 namespace {
 
-// An element at any address. Small floats are read as the integers they are made of: a structure is
-// not an element of a vector.
+// An element at any address. Small floats are read as their integers, because a structure cannot be
+// an element of a vector.
 template <class T>
 struct Raw {
   using type = T;

@@ -11,14 +11,14 @@
 
 namespace ringkern {
 
-// out[i] = incoming[i] (op) mine[i], and the same to `next` where that is not null: one pass feeds
-// the output and the slot at next.
+// out[i] = incoming[i] (op) mine[i]. Also writes the result to `next` if that is not null, so that
+// one pass fills the output and the slot at next.
 using ReduceLoop = void (*)(void* out, void* next, const void* incoming, const void* mine,
                             int64_t n);
 // out[i] = in[i] * factor, or in[i] / factor
 using ScaleLoop = void (*)(void* out, const void* in, int64_t n, double factor);
-// A combination of small floats that is rounded at its end: in floats, of which `partial` has room
-// for n and kPartialRoom more. The loops define their order: it is read with the same n.
+// Combines small floats in floats, which are rounded only at the end. `partial` has room for n and
+// kPartialRoom more. The loops define the order in it: it must be read with the same n.
 using WidenLoop = void (*)(float* partial, const void* in, int64_t n);
 // out[i] = partial[i], or partial[i] / divisor, rounded.
 using NarrowLoop = void (*)(void* out, const float* partial, int64_t n, double divisor);
@@ -31,7 +31,8 @@ using RmsNormLoop = void (*)(void* out, void* sum, const void* residual, const v
                              int64_t n, float eps);
 inline constexpr int kSquareSums = 32;
 
-// Null where an operation does not exist: bitwise ones on floats, scales of integers.
+// The loops of one instruction set; null if an operation does not exist: bitwise ones on floats,
+// scales of integers.
 struct Kernels {
   const char* isa = "";
   ReduceLoop reduce[kDTypes][kCombines] = {};
@@ -49,9 +50,9 @@ struct Kernels {
 
 enum class Isa : uint8_t { baseline, avx2, avx512, avx512bf16 };
 
-// Null if the build or this CPU lacks it. For tests; other code calls the next function.
+// Returns null if the build or this CPU lacks it. For tests; other code calls kernels().
 const Kernels* kernels_for(Isa isa);
-// The best that this CPU has, chosen once.
+// Returns the best loops that this CPU can run, chosen once.
 const Kernels& kernels();
 
 // The arithmetic of a link on the elements of one collective.
@@ -64,11 +65,12 @@ class Reducer {
   // out = mine, as it enters the ring: multiplied for premul_sum.
   void input(void* out, const void* mine, int64_t n) const;
   bool scales_input() const { return multiply_ != nullptr; }
-  // out = incoming (op) mine, and the same to `next` where that is not null. `finishes`: the chunk
-  // is complete with this rank's part, and is divided for avg.
+  // out = incoming (op) mine, with `mine` multiplied for premul_sum. Also writes the result to
+  // `next` if that is not null. `finishes`: the chunk is complete with this rank's part, and is
+  // divided for avg.
   void reduce(void* out, void* next, const void* incoming, const void* mine, int64_t n,
               bool finishes) const;
-  // The same where both are as they enter the ring already.
+  // Like reduce(), for two sources that input() has already multiplied.
   void combine(void* out, void* next, const void* a, const void* b, int64_t n,
                bool finishes) const {
     if (divide_ == nullptr || !finishes) return reduce_(out, next, a, b, n);
@@ -76,13 +78,13 @@ class Reducer {
   }
 
   // Returns whether the inputs of this many ranks must be combined by the two functions below, and
-  // not two by two, as above: two numbers that are not divided are rounded once anyway.
+  // not by combine(). Two inputs that are not divided are rounded only once anyway.
   bool widens(int ranks) const { return narrow_ != nullptr && (ranks > 2 || divide_ != nullptr); }
-  // partial = in, or partial (op) in, whose elements are as they enter the ring already.
+  // partial = in if `first`, else partial (op) in. input() has already multiplied `in`.
   void add_wide(float* partial, const void* in, int64_t n, bool first) const {
     (first ? widen_ : add_wide_)(partial, in, n);
   }
-  // out = partial, which has all ranks' parts: divided for avg, and rounded.
+  // out = partial, divided for avg, and rounded. `partial` has all ranks' parts.
   void narrow(void* out, const float* partial, int64_t n) const {
     narrow_(out, partial, n, factor_);
   }
@@ -102,7 +104,7 @@ class Reducer {
 inline void copy_one(void* out, const void* in, int64_t bytes) {
   if (bytes > 0) memcpy(out, in, size_t(bytes));
 }
-// The same bytes to two places.
+// Copies the bytes to two places.
 void copy_two(void* out, void* next, const void* in, int64_t bytes);
 
 }  // namespace ringkern

@@ -1,9 +1,9 @@
-// A vector of floats, and how small floats become one and come of one. Included by simd.cpp alone,
-// and like it compiled once for each instruction set.
+// A vector of floats, and its conversions from and to small floats. Included by simd.cpp alone, and
+// compiled with it once for each instruction set.
 //
-// A compiler makes vector code of the conversions, but poor one: with elements of 8, 16 and 32 bits
-// in one loop, it spends its time on converting masks. Here a vector has as many floats as the
-// instruction set takes at once, and only the way in and out is special to it.
+// A compiler vectorises these conversions poorly: with elements of 8, 16 and 32 bits in one loop,
+// the code spends its time on converting masks. Here a vector has as many floats as the instruction
+// set takes at once, and only loads and stores are special to it.
 #pragma once
 
 #include "reduce/ops.h"
@@ -36,7 +36,8 @@ struct VectorOf {
 using Floats = VectorOf<float, kLanes>::type;
 using Ints = VectorOf<int32_t, kLanes>::type;
 
-// kLanes integers of 8 or 16 bits at any address, as the low bits of vector elements.
+// Load and store kLanes integers of 8 or 16 bits at any address, as the low bits of vector
+// elements.
 #if defined(RK_X86_VECTORS_512)
 template <class Bits>
 RK_INLINE Ints load_bits(const void* p) {
@@ -113,8 +114,8 @@ RK_INLINE void store_floats(void* p, Floats x) {
   store_bits<typename T::Bits>(p, bits_of<T, Ints>(x));
 }
 
-// A vector of integers that holds two bfloat16 a lane: each is the upper half of a float, so that a
-// mask or a shift makes it one. Widening, lane by lane, would take many more instructions.
+// Loads a vector of integers that holds two bfloat16 a lane. A bfloat16 is the upper half of a
+// float, so a mask or a shift converts it. Widening lane by lane would take many more instructions.
 RK_INLINE Ints load_pairs(const void* p) {
   Ints pairs;
   memcpy(&pairs, p, sizeof pairs);
@@ -123,14 +124,14 @@ RK_INLINE Ints load_pairs(const void* p) {
 RK_INLINE Floats upper_floats(Ints pairs) { return bits_as<Floats>(pairs & int32_t(0xffff0000)); }
 RK_INLINE Floats lower_floats(Ints pairs) { return bits_as<Floats>(pairs << 16); }
 
-// The float whose upper half is nearest, ties to even; what is below that half is of no account.
+// Rounds floats to bfloat16 in their upper half, ties to even; the lower half has no meaning.
 RK_INLINE Ints rounded_up_half(Floats x) {
   const Ints bits = bits_as<Ints>(x), nan = Ints{} + 0x7fffffff;  // the one NaN
   const Ints rounded = bits + (0x7fff + (bits >> 16 & 1));
   return x == x ? rounded : nan;
 }
 #if defined(RK_X86_VECTORS_512)
-// 0 16 1 17 ...: of two halves, every other element.
+// Returns the indices 0 16 1 17 ..., which interleave the two halves of a vector.
 RK_INLINE __m512i interleaved() {
   const __m512i i = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   return _mm512_or_si512(i, _mm512_slli_epi32(_mm512_add_epi32(i, _mm512_set1_epi32(16)), 16));
@@ -138,8 +139,8 @@ RK_INLINE __m512i interleaved() {
 #endif
 RK_INLINE Ints pairs_of(Floats upper, Floats lower) {
 #if defined(RK_X86_VECTORS_512) && defined(__AVX512BF16__)
-  // The instruction rounds as we do, but for denormals, which it takes for zeros, and for NaNs,
-  // which it does not make one. It leaves the lower ones first.
+  // The instruction rounds in the same way, except for denormals, which it treats as zeros, and
+  // NaNs, which it does not replace by the one NaN. It puts the elements of `lower` first.
   constexpr int nan_or_denormal = 0x01 | 0x20 | 0x80;
   if (__builtin_expect(_mm512_kortestz(_mm512_fpclass_ps_mask(upper, nan_or_denormal),
                                        _mm512_fpclass_ps_mask(lower, nan_or_denormal)),
@@ -152,7 +153,7 @@ RK_INLINE Ints pairs_of(Floats upper, Floats lower) {
   return (rounded_up_half(upper) & int32_t(0xffff0000)) | low;
 }
 
-// out[i] = f(a[i], b[i]), and the same to `next` where that is not null.
+// out[i] = f(a[i], b[i]). Also writes the result to `next` if that is not null.
 template <class T, class F>
 RK_INLINE void by_vectors(void* out, void* next, const void* a, const void* b, int64_t n, F f) {
   constexpr int64_t width = kLanes * sizeof(T);
@@ -177,7 +178,7 @@ RK_INLINE void by_vectors(void* out, void* next, const void* a, const void* b, i
     if (next) memcpy(to_next + at, to + at, width);
   }
   if (at == bytes) return;
-  // The rest is moved to a place where a whole vector may be read and written.
+  // The rest is copied to buffers in which a whole vector can be read and written.
   const size_t left = size_t(bytes - at);
   char last_x[width] = {}, last_y[width] = {};
   memcpy(last_x, x + at, left);
@@ -187,9 +188,9 @@ RK_INLINE void by_vectors(void* out, void* next, const void* a, const void* b, i
   if (next) memcpy(to_next + at, last_x, left);
 }
 
-// Between n small floats and floats in memory, by vectors: f(i, x) takes a vector of them to place
-// i there, and f(i) gives the one that lies there. Two vectors of bfloat16 at once lie as
-// load_pairs has them: every other element, and then the others.
+// Convert n small floats to and from floats in memory, by vectors: f(i, x) stores the vector x at
+// place i, and f(i) returns the vector there. Two vectors of bfloat16 at once have the order of
+// load_pairs: the elements with odd indices, then those with even ones.
 template <class T, class F>
 RK_INLINE void widen_by_vectors(const void* in, int64_t n, F f) {
   constexpr int64_t width = kLanes;

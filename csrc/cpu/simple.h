@@ -27,7 +27,7 @@ class SimpleLinkOver {
     return Verdict::ok;
   }
 
-  // Returns whether `perform` would not have to wait.
+  // Returns whether `perform` can run without a wait.
   bool ready(Verb verb, const Plan& plan, const Chunk& chunk) {
     const int slices = plan.slices(chunk.count);
     Ends& e = x_.ends;

@@ -8,7 +8,7 @@
 namespace ringkern::cpu {
 
 // Runs the schedule over the link of the plan's protocol, with a row of `timeline` for each verb.
-// Times are of CLOCK_MONOTONIC, which all processes of a machine have alike.
+// Times are of CLOCK_MONOTONIC, which all processes of a machine share.
 Verdict run_timed(const LinkContext& context, const Plan& plan, int rank, const Timeline& timeline);
 
 }  // namespace ringkern::cpu

@@ -24,7 +24,7 @@ constexpr int kYields = 100;
 // after a multiple of that time, which bounds the share of time that a rank gives away.
 constexpr std::chrono::nanoseconds kLongYield = std::chrono::microseconds(500);
 constexpr int kRarity = 100;
-// If ranks share cores, it is more often one of them, at other work; a rank that then slept long
+// If ranks share cores, that thread is more often a rank at other work; a rank that then slept long
 // would make the small calls after that work ten times as slow.
 constexpr int kRarityOnSharedCores = 1;
 // A yield that took longer gave the core to another thread.
@@ -109,7 +109,7 @@ Verdict Wait::Ladder::rest() {
   Bell& bell = wait_.bell_;
   look_out();
   if (aborted(bell)) return Verdict::aborted;
-  if (last_yield_ >= kLongYield) sleep_from_now_on();  // and what is waited for has not come
+  if (last_yield_ >= kLongYield) sleep_from_now_on();  // and the awaited data has not come
   if (yields_ > 0) {
     yield();
     return Verdict::ok;

@@ -1,7 +1,7 @@
 // The one wait of the CPU backend: spin, then yield, then sleep on a futex.
 //
 // Every rank has a bell in its own segment. A rank that is about to sleep announces it there; a
-// neighbour that has published data looks, and only then makes the system call. Spinning alone
+// neighbour that has published data makes the system call only if it sees that. Spinning alone
 // would be fastest with a core for each rank, and thousands of times slower with fewer.
 //
 // Yielding is quicker than sleeping if the core goes to a rank of this ring. A computing program
@@ -21,7 +21,7 @@ namespace ringkern::cpu {
 struct alignas(kCacheLine) Bell {
   uint32_t rung;     // the futex: changes with each notify()
   uint32_t asleep;   // the owner sleeps, or is about to
-  uint32_t aborted;  // the ring is dead; written by the owner or by a neighbour
+  uint32_t aborted;  // the ring is aborted; written by the owner or by a neighbour
 };
 
 inline uint64_t load_acquire(uint64_t& word) {
@@ -41,10 +41,10 @@ inline bool aborted(const Bell& bell) {
   return std::atomic_ref(const_cast<uint32_t&>(bell.aborted)).load(std::memory_order_acquire) != 0;
 }
 
-// The store that was published must be visible before the look at `asleep`; without it the owner
-// may go to sleep on the old value while this rank believes it awake.
+// Makes a published store visible before the look at `asleep`; without the barrier the owner may go
+// to sleep on the old value while this rank believes it awake.
 inline void publish_barrier() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-// Wakes the owner if it sleeps. After a barrier, and that after all that the owner may wait for.
+// Wakes the owner if it sleeps. Call after publish_barrier(), which follows the published stores.
 inline void notify_if_asleep(Bell& bell) {
   if (asleep(bell)) notify(bell);
 }
@@ -53,8 +53,8 @@ inline void wake(Bell& bell) {
   notify_if_asleep(bell);
 }
 
-// The wait of a process's own threads between their calls: without a deadline, and unlike
-// std::atomic's wait it never yields. Returns when `word` is no longer `value`.
+// Waits until `word` is no longer `value`. For a process's own threads between their calls: has no
+// deadline, and unlike std::atomic's wait never yields.
 void sleep_while(std::atomic<uint32_t>& word, uint32_t value);
 void wake_all(std::atomic<uint32_t>& word);
 
@@ -68,12 +68,13 @@ class Wait {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `pauses`: polls before yielding; 0 where ranks outnumber cores. `yield_from`: when this rank
+  // `pauses`: polls before yielding; 0 if ranks outnumber cores. `yield_from`: when this rank
   // may yield again; kept from wait to wait.
   Wait(Bell& bell, int pauses, std::chrono::nanoseconds timeout, Clock::time_point& yield_from)
       : bell_(bell), pauses_(pauses), timeout_(timeout), yield_from_(yield_from) {}
 
-  // Called once, when a wait has taken some microseconds, or before the first rest.
+  // Sets a function that is called once, when a wait has taken some microseconds or before the
+  // first rest.
   void on_rest(void (*rests)(void*), void* with) {
     rests_ = rests;
     with_ = with;

@@ -16,7 +16,7 @@ struct Facts {
   int rank = -1;                         // the rank at fault, or the awaited rank; -1: none
   uint64_t seq = 0;                      // of the call, counted from 1; 0: none
   std::string phase{};                   // this rank's progress in the call
-  std::shared_ptr<const Fault> fault{};  // null where the group goes on
+  std::shared_ptr<const Fault> fault{};  // null if the group goes on
   bool refused = false;                  // nothing was started: no other rank waits for this call
 };
 
@@ -55,16 +55,16 @@ Facts facts_of(const Fault& fault, const std::string& phase = {});
 // Throws the error of the fault's cause. `here`: a sentence about this rank to append.
 [[noreturn]] void throw_fault(const Fault& fault, const std::string& phase = {},
                               const std::string& here = {});
-// The same for a wait of this rank: its phase is the wait.
+// Throws the error of a failed wait of this rank; the phase describes the wait.
 [[noreturn]] void throw_wait(const Fault& wait);
-// Returns the same error without throwing it.
+// Returns the error of throw_fault() without throwing it.
 std::exception_ptr error_of(const Fault& fault);
-// Returns the error of a rank that `why` stopped in the situation `here`: PeerLostError for a loss,
-// otherwise AbortedError, with the facts of `why`.
+// Returns the error of a rank that `why` stopped; `here` describes its situation. The error is
+// PeerLostError for a loss, otherwise AbortedError, and has the facts of `why`.
 std::exception_ptr error_quoting(const Fault& here, const Fault& why);
 // Returns true for an event that quotes an exception of this rank, of which only the text is known.
 bool is_quoted(Event event);
-// Returns the fault that a rank posts for its own exception: the fault in it, or its text.
+// Returns the fault that a rank posts for its own exception: the exception's fault, or its text.
 Fault fault_of(const std::exception_ptr& error, int reporter);
 // Throws AbortedError, which quotes the fault behind `prefix`.
 [[noreturn]] void throw_unusable(const std::string& prefix, const Fault& fault);

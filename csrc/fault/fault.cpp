@@ -88,8 +88,8 @@ Fault checked(Fault f) {
   return f;
 }
 
-// Most of a fault is zero: one bit for each word shows if the word follows. A store may be a small
-// file.
+// Encodes a fault compactly, because a store may be a small file. Most words are zero: one bit for
+// each word shows whether it follows.
 std::string to_bytes(const Fault& fault) {
   std::array<uint64_t, kWords> words{};
   std::memcpy(words.data(), &fault, sizeof fault);

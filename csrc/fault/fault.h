@@ -1,6 +1,6 @@
 // A failure of a group as data, from the rank that finds it to the error that each rank raises. All
-// ranks raise the same one. Control pages, sockets and the store carry its bytes; the rank that
-// raises it makes its sentence (fault/render.h), and no code reads a sentence.
+// ranks raise the same fault. Control pages, sockets and the store carry its bytes; the rank that
+// raises it renders the sentence (fault/render.h), and no code parses a sentence.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct RankNames {
   int number(int rank) const {
     return rank >= 0 && size_t(rank) < numbers.size() ? numbers[size_t(rank)] : rank;
   }
-  // The inverse; -1: no rank of the ring has this number.
+  // Returns the rank with this number; -1 if the ring has none.
   int rank(int number) const {
     if (numbers.empty()) return number;
     const auto found = std::find(numbers.begin(), numbers.end(), number);
@@ -88,10 +88,10 @@ struct CallSeen {
 
 // The state of a process: the letter of /proc/PID/stat, or one of these.
 inline constexpr char kGone = 0, kUnreadable = '?', kOtherNamespace = '-';
-// How a process has ended.
+// The end of a process.
 struct ProcessEnd {
   enum Known : uint32_t { nothing, status, still_runs } known = nothing;
-  int32_t wait_status = 0;  // as waitpid() has it
+  int32_t wait_status = 0;  // as waitpid() returns it
   char state = kGone;       // if it still runs
 };
 
@@ -150,7 +150,7 @@ struct Fault {
   RankSeen mine{};    // the reporter
   RankSeen theirs{};  // the rank
   // The wait of the reporter.
-  uint32_t waits = 0;  // 0: for nothing; 1, or kWaitsOnDevice: there are channels
+  uint32_t waits = 0;  // 0: none; 1: on a CPU; kWaitsOnDevice: on a device, with channels
   WaitReport wait{};   // the peer in the group's numbers
   int64_t timeout_ns = 0;
   MessageSeen message{};

@@ -150,7 +150,7 @@ std::string call_over(const Fault& f) {
                     : "seq=" + std::to_string(f.seq) + " a collective" + over;
 }
 
-// The functions that fill in a {name}.
+// The {names} in the sentences, and the functions that fill them in.
 using Filler = std::string (*)(const Fault&);
 constexpr std::pair<std::string_view, Filler> kFillers[] = {
     {"group", [](const Fault& f) { return f.group.text(); }},

@@ -21,12 +21,12 @@ std::vector<FaultField> fields_of(const Fault& fault);
 // Returns "seq=17 all_reduce sum float32[100]", without the number if it is 0. Roots are in the
 // group's numbers.
 std::string text_of(uint64_t seq, const CallWords& words);
-// The names of its fields. Values of other processes that are out of range are "?".
+// The names of a call's fields. A value from another process that is out of range is "?".
 struct CallNames {
   const char *collective, *op, *dtype, *accumulate, *algorithm, *protocol;
 };
 CallNames names_of(uint64_t what);
-// Counts elements of the user's dtype.
+// Returns the number of elements of the user's dtype.
 int64_t elements_of(const CallWords& words);
 
 // Returns "40 bytes of float32". `moved`: an index of kMoved, which may be out of range.
@@ -42,13 +42,13 @@ struct Difference {
 };
 Difference difference(const CallWords& a, const CallWords& b);
 
-// "stopped by a signal (state T)".
+// Returns "stopped by a signal (state T)".
 std::string text_of_state(char state);
-// "killed by signal 9 (Killed)".
+// Returns "killed by signal 9 (Killed)".
 std::string text_of(const ProcessEnd& end);
 // Describes a wait: "waited for data from rank 1 (wants step 3, has seen 2)".
 std::string text_of_wait(const Fault& fault);
-// "2.3 s".
+// Returns "2.3 s".
 std::string seconds_text(int64_t ns);
 
 }  // namespace ringkern
