@@ -77,7 +77,7 @@ class _Asked:
 
     @property
     def origin(self) -> str | None:
-        """Returns the origin of the request in words; ``None``: nothing was requested."""
+        """Returns the origin of the request in words, or ``None`` if nothing was requested."""
         words = []
         for what, given, found in zip(
             ("algorithm", "protocol"), (self.algorithm, self.protocol), self.way

@@ -68,7 +68,7 @@ class Cpu:
 
     @property
     def interconnect_gb_s(self) -> float | None:
-        """Returns GB/s to another NUMA node of the host, in one direction; ``None``: unknown."""
+        """Returns GB/s to another NUMA node of the host, in one direction, or ``None`` if unknown."""
         return links.interconnect_gb_s(self.arch, self.vendor, self.family, self.model)
 
 
@@ -152,7 +152,7 @@ class NvLink:
 
     @property
     def end(self) -> str:
-        """Returns the kind of the other end: "gpu", "cpu" or, as in NCCL for others, "switch"."""
+        """Returns the kind of the other end, "gpu", "cpu" or, as in NCCL for others, "switch"."""
         if self.target_class.startswith("0x03"):
             return "gpu"
         return "cpu" if self.target_class.startswith(CLASS_CPU) else "switch"

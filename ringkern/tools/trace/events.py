@@ -108,7 +108,7 @@ class Trace:
 
     @property
     def duration_ns(self) -> int:
-        """Returns the time from the first event's start to the last one's end; 0: no events."""
+        """Returns the time from the first event's start to the last one's end, 0 without events."""
         return max((event.end_ns for event in self.events), default=0)
 
     @property
