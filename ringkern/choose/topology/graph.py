@@ -68,7 +68,7 @@ class Cpu:
 
     @property
     def interconnect_gb_s(self) -> float | None:
-        """Returns GB/s to another NUMA node of the host, in one direction, or ``None`` if unknown."""
+        """Returns one direction's GB/s to another NUMA node of the host, or ``None`` if unknown."""
         return links.interconnect_gb_s(self.arch, self.vendor, self.family, self.model)
 
 
