@@ -48,8 +48,8 @@ void throw_call_in_callback() {
 
 void throw_close_in_callback(const std::string& communicator) {
   throw UsageError(
-      "close() in the callback of an asynchronous call would wait for itself. Close communicator "
-      "'" +
+      "close() in the callback of an asynchronous call would wait for itself. Close "
+      "communicator '" +
       communicator + "' outside the callback.");
 }
 

@@ -69,9 +69,6 @@ class Communicator {
   // nothing and returns none. Never waits for a lock. Writes algorithm, protocol and number
   // into the caller's task, because a copy would lengthen small calls.
   std::optional<uint64_t> run_now(const Device& device, Task& task);
-  std::optional<uint64_t> run_now(const Device& device, Task&& task) {
-    return run_now(device, task);
-  }
   // Returns at once. `before` and `done` are called on the communicator's thread, `done` with the
   // error or null. `done` may make asynchronous calls.
   void run_async(const Device& device, const Task& task,

@@ -48,8 +48,8 @@ struct RingRecord {
   int rank = 0, ranks = 1;
   int64_t timeout_ms = 0;
   std::optional<Fault> failure{};  // why it is unusable
-  std::vector<CallRecord>
-      calls;        // of this rank, the oldest first, from the first that all ranks show
+  // This rank's calls, the oldest first, from the first one that all ranks show.
+  std::vector<CallRecord> calls;
   std::string key;  // unique, the same on all ranks; empty for a ring of one rank
 };
 // Returns the records of this process's rings, and of the last ones that have failed.

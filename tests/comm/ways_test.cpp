@@ -85,7 +85,8 @@ TEST_CASE("all ranks choose by rank 0's table") {
                                (rank == 0 ? kSmall : kOther));
                          comm.run(device, open_task(7));  // of 8 bytes each
                          CHECK(last == kSmall);
-                         CHECK(comm.run_now(device, open_task(8)));
+                         Task next = open_task(8);
+                         CHECK(comm.run_now(device, next));
                          CHECK(last == kLarge);
                          CHECK(comm.ways_on(device).choose(Choice::automatic, 8) == kSmall);
                          Task asked = open_task(7);
