@@ -47,6 +47,12 @@ target_include_directories(ringkern_torch BEFORE PUBLIC
 target_compile_definitions(ringkern_torch PUBLIC TORCH_EXTENSION_NAME=_C)
 # torch's headers are full of them
 target_compile_options(ringkern_torch PUBLIC -Wno-unused-parameter)
+# at::parallel_for is a template. It takes OpenMP's functions from the library that torch has loaded:
+# with another one, a process would have two teams of threads.
+find_package(OpenMP COMPONENTS CXX)
+if(OpenMP_CXX_FOUND)
+  target_compile_options(ringkern_torch PRIVATE ${OpenMP_CXX_FLAGS})
+endif()
 target_link_libraries(ringkern_torch PUBLIC ringkern_flags
   ${RK_TORCH}/lib/libc10.so ${RK_TORCH}/lib/libtorch_cpu.so
   ${RK_TORCH}/lib/libtorch.so ${RK_TORCH}/lib/libtorch_python.so)

@@ -24,7 +24,7 @@ import ringkern_autoload
 from . import _C, news, recorder
 from .arguments import way_asked
 from .choose import ring_order, tables
-from .config import ON_FAULT, config, timeout_seconds
+from .config import ON_FAULT, config, threads_asked, timeout_seconds
 from .hosts import engine_names, find_hosts, over_hosts
 
 
@@ -41,16 +41,20 @@ class Options:
             :class:`ringkern.Communicator`.
         on_fault: what this process does when the group fails: ``"raise"`` or ``"exit"``; ``None``:
             the value of ``RINGKERN_ON_FAULT``.
+        threads: the threads of this rank for a large all-reduce; see
+            :class:`ringkern.Communicator`.
 
     Raises:
-        ValueError: unknown ``inter_host`` or ``on_fault``.
+        ValueError: unknown ``inter_host`` or ``on_fault``, or ``threads`` is not 1 to 256.
     """
 
     inter_host: str | None = None
     on_fault: str | None = None
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         engine_names(self.inter_host)
+        threads_asked(self.threads)
         if self.on_fault not in (None, *ON_FAULT):
             raise ValueError(f"on_fault is {self.on_fault!r}; accepted: {', '.join(ON_FAULT)}")
 
@@ -86,7 +90,8 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
     recorder.remember_group(name, "undefined" if ranks else "default_pg", ranks or range(size))
     news.start()
     seconds = timeout_seconds(options.timeout)
-    hosts, roster = find_hosts(options.store, name, rank, size, seconds)
+    threads = threads_asked(asked.threads)
+    hosts, roster = find_hosts(options.store, name, rank, size, seconds, threads)
     joined: dict[str, Any] = {}
     if hosts.count > 1:
         recorder.remember_hosts(name, hosts)
@@ -104,6 +109,7 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
         roster,
         ring_order.orders,
         on_fault=config.on_fault if asked.on_fault is None else asked.on_fault,
+        threads=hosts.threads_of(rank),
         **joined,
     )
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from . import _C, news, recorder
 from .arguments import Op, SupportsDLPack, as_tensor, protocol_name, reduce_op, way_asked
 from .choose import ring_order, tables
-from .config import config, timeout_seconds
+from .config import config, threads_asked, timeout_seconds
 from .groups import place_of, resolve_group, untraced
 from .hosts import Hosts, engine_names, find_hosts, over_hosts
 
@@ -43,11 +43,15 @@ class Communicator:
             torch.distributed, such as ``"gloo"``, ``"nccl"``, ``"mpi"`` or ``"ucc"``, or one for
             each device, such as ``"cpu:gloo,cuda:nccl"``; ``None``: ``RINGKERN_INTER_HOST``, or
             ``"cpu:gloo,cuda:nccl"``.
+        threads: how many threads of this rank run an all-reduce of a CPU tensor of 256 KiB or more:
+            torch's intra-op threads, at most as many as the process has cores. All ranks of a host
+            use the least of their numbers. ``None``: ``RINGKERN_THREADS``, or this rank's share of
+            the cores of the host's ranks.
 
     Raises:
         CommUsageError: torch.distributed is not initialised.
-        ValueError: this rank is not a member of ``group``, the timeout is not positive, or
-            ``inter_host`` is unknown.
+        ValueError: this rank is not a member of ``group``, the timeout is not positive,
+            ``inter_host`` is unknown, or ``threads`` is not 1 to 256.
         RendezvousError: a rank did not make its communicator within the timeout (same text on all
             ranks, its number as ``rank``); ranks have different versions or settings; the store
             failed.
@@ -60,9 +64,10 @@ class Communicator:
         *,
         timeout: timedelta | None = None,
         inter_host: str | None = None,
+        threads: int | None = None,
     ) -> None:
         make = _make_untraced if torch.compiler.is_compiling() else _make
-        make(self, group, timeout, inter_host)
+        make(self, group, timeout, inter_host, threads)
 
     @classmethod
     def from_store(
@@ -74,6 +79,7 @@ class Communicator:
         name: str = "ringkern",
         timeout: timedelta | None = None,
         inter_host: str | None = None,
+        threads: int | None = None,
     ) -> Communicator:
         """Makes a communicator without a process group.
 
@@ -82,7 +88,7 @@ class Communicator:
             rank: this rank, from 0 to ``size - 1``.
             size: number of ranks.
             name: the same on all ranks; different for each ring that uses the store at a time.
-            timeout, inter_host: see :class:`Communicator`.
+            timeout, inter_host, threads: see :class:`Communicator`.
 
         Returns:
             The communicator of this rank.
@@ -92,7 +98,7 @@ class Communicator:
             ValueError, RendezvousError, PeerLostError: see :class:`Communicator`.
         """
         self = cls.__new__(cls)
-        self._open(store, rank, size, name, timeout, inter_host)
+        self._open(store, rank, size, name, timeout, inter_host, threads)
         return self
 
     def _open(
@@ -103,11 +109,12 @@ class Communicator:
         name: str,
         timeout: timedelta | None,
         inter_host: str | None,
+        threads: int | None,
     ) -> None:
         if inter_host is not None:
             engine_names(inter_host)
         seconds = timeout_seconds(timeout)
-        hosts, roster = find_hosts(store, name, rank, size, seconds)
+        hosts, roster = find_hosts(store, name, rank, size, seconds, threads_asked(threads))
         self._c: _C.Communicator | _C.HostsCommunicator
         if hosts.count > 1:
             recorder.remember_hosts(name, hosts)
@@ -116,6 +123,7 @@ class Communicator:
         else:
             self._c = _C.Communicator(store, name, rank, size, seconds)
         self._c.set_on_fault(config.on_fault)
+        self._c.set_threads(hosts.threads_of(rank))
         self._c.set_roster(roster)
         self._c.set_orders(ring_order.orders)
         in_a_ring = len(hosts.ranks_on(hosts.host_of[rank]))
@@ -139,6 +147,11 @@ class Communicator:
     def size(self) -> int:
         """Returns the number of ranks."""
         return self._c.size
+
+    @property
+    def threads(self) -> int:
+        """Returns the threads of this rank that run a large all-reduce of a CPU tensor."""
+        return self._hosts.threads_of(self.rank)
 
     def all_reduce(
         self,
@@ -291,9 +304,10 @@ def _make(
     group: dist.ProcessGroup | None,
     timeout: timedelta | None,
     inter_host: str | None,
+    threads: int | None,
 ) -> None:
     store, rank, size, name = place_of(group)
-    communicator._open(store, rank, size, name, timeout, inter_host)
+    communicator._open(store, rank, size, name, timeout, inter_host, threads)
 
 
 # Communicators and rings of ``local`` to close at exit. Weak: one without references closes itself.

@@ -131,8 +131,8 @@ def ringkern(algorithm: str, protocol: str, shared: bool = False) -> Configurati
 
 
 def limit(loop: str) -> Configuration:
-    """Bare data movement, by the library ``loops/bare.cpp``."""
-    adapter = f"{ADAPTERS}.own_adapters:Bare"
+    """Bare data movement, by the library ``loops/bare.cpp``; "": a copy, by torch."""
+    adapter = f"{ADAPTERS}.own_adapters:{'Bare' if loop else 'Copy'}"
     options = {"loop": loop}
     return Configuration("limit", adapter, sys.executable, alone=False, options=options)
 

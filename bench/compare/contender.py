@@ -36,11 +36,17 @@ class Contender:
     """
 
     def __init__(
-        self, configuration: Configuration, ranks: int, folder: Path, cores: list[int]
+        self,
+        configuration: Configuration,
+        ranks: int,
+        folder: Path,
+        cores: list[list[int]],
+        threads: int = 1,
     ) -> None:
-        """``folder`` is for this contender alone; ``cores``: rank r runs on ``cores[r % n]``;
-        none: on any."""
+        """``folder`` is for this contender alone; ``cores``: rank r runs on ``cores[r]``; none: on
+        any. ``threads``: of each rank."""
         self.configuration, self.ranks = configuration, ranks
+        self._threads = threads
         self._folder, self._cores = folder, cores
         self.modes: tuple[str, ...] = ()
         self.dtypes: tuple[str, ...] = ()
@@ -67,7 +73,12 @@ class Contender:
             "name": chosen.name,
             "adapter": chosen.adapter,
             "path": chosen.path,
-            "options": {**chosen.options, "folder": str(self._folder), "files": files},
+            "options": {
+                **chosen.options,
+                "folder": str(self._folder),
+                "files": files,
+                "threads": self._threads,
+            },
             "ranks": self.ranks,
             "cores": self._cores,
             "socket": meeting,
@@ -75,7 +86,8 @@ class Contender:
         }
         program = [str(ALONE)] if chosen.alone else ["-m", "bench.compare.worker"]
         # Files that libraries leave in TMPDIR are removed with the folder.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self._folder)}
+        environment = {**os.environ, "TMPDIR": str(self._folder)}
+        environment["OMP_NUM_THREADS"] = str(self._threads)
         if chosen.alone:
             environment.pop("PYTHONPATH", None)
         else:

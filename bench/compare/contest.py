@@ -19,6 +19,8 @@ from .rows import LIMIT, RINGKERN, Entrant, Row, has_limit
 # Bytes up to which the limit is measured.
 CHUNKS = (4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10)
 LONGEST_IN_LINES = 256 << 10  # above that, flags in lines are far from being the best
+# Threads of OpenMP poll after a call, up to some 15 ms, on cores that the next contender uses, too.
+SETTLE_S = 0.03
 MEMORY_SHARE = 0.25  # of the free memory, for the tensors of all contenders
 
 
@@ -123,6 +125,8 @@ class _Size:
         self._turns = {e: t for e, t in self._turns.items() if e.contender != LIMIT or e in kept}
 
     def _check(self, entrant: Entrant) -> None:
+        if entrant.contender == LIMIT and self._settings.threads > 1:
+            return  # a copy sums nothing
         answers = self._field.ask(entrant.contender, "check", mode=entrant.mode)
         self._turns[entrant].wrong = sum(answer["wrong"] for answer in answers)
 
@@ -143,6 +147,8 @@ class _Size:
             order.reverse()  # nobody is always the first
 
     def _turn(self, entrant: Entrant) -> None:
+        if self._settings.threads > 1:
+            time.sleep(SETTLE_S)
         self._turns[entrant].take()
 
     def _time(self, entrant: Entrant, warmup: int, calls: int) -> Block:

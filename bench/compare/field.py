@@ -6,6 +6,8 @@ import os
 import time
 from typing import Any
 
+from ringkern.tools import launch
+
 from .catalogue import Configuration
 from .contender import Contender, ContenderError, Meeting
 from .rows import LIMIT, Settings
@@ -24,7 +26,8 @@ class Field:
     def __init__(self, settings: Settings, configurations: list[Configuration]) -> None:
         self.settings = settings
         self.left_out: dict[str, str] = {}
-        self.cores = sorted(os.sched_getaffinity(0)) if settings.pinned else []
+        ranks = max(2, settings.ranks)  # the limit's
+        self._cores = launch.cores_by_rank(ranks, settings.threads, settings.pinned)
         self._meeting = Meeting()
         self._files: list[int] = []
         self._alive: dict[str, Contender] = {}
@@ -32,9 +35,12 @@ class Field:
         self.end = time.monotonic() + settings.timeout_s
         for number, configuration in enumerate(configurations):
             folder = self._meeting.folder / str(number)
-            # The limit is between two, and measures the distance of their cores in any case.
-            ranks = 2 if configuration.name == LIMIT else settings.ranks
-            self._all.append(Contender(configuration, ranks, folder, self.cores))
+            # Bare movement is between two, and measures the distance of their cores in any case.
+            alone = configuration.name == LIMIT and settings.threads == 1
+            ranks = 2 if alone else settings.ranks
+            self._all.append(
+                Contender(configuration, ranks, folder, self._cores, settings.threads)
+            )
 
     def __enter__(self) -> Field:
         try:
@@ -69,7 +75,7 @@ class Field:
 
     def probe(self) -> float | None:
         """The round trip between the cores of two ranks, ns; None where nobody measures it."""
-        if LIMIT not in self._alive:
+        if LIMIT not in self._alive or self.settings.threads > 1:
             return None
         try:
             return float(self.ask(LIMIT, "probe")[0]["round_trip_ns"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import mmap
 import os
 from array import array
@@ -18,6 +19,7 @@ from ringkern import build_info, ops
 from ringkern.choose.tables import way_of
 from ringkern.comm import communicator_for
 from ringkern.shared import zeros
+from ringkern.tools.turns import timed
 
 from .adapters import Adapter, Bound
 from .memory import Array, apart, private, span
@@ -34,7 +36,7 @@ class RingKern(Adapter):
 
     def __init__(self, rank: int, ranks: int, options: dict[str, Any]) -> None:
         super().__init__(rank, ranks, options)
-        torch.set_num_threads(1)
+        torch.set_num_threads(options["threads"])
         store = f"file://{options['folder']}/ringkern"
         dist.init_process_group("gloo", store, world_size=ranks, rank=rank)
         self._way = {"algorithm": options["algorithm"], "protocol": options["protocol"]}
@@ -72,6 +74,33 @@ class RingKern(Adapter):
             return self._ring.time_all_reduce(tensors[0], calls)
         turns = ((first + i) % len(tensors) for i in range(calls))
         return [time for place in turns for time in self._ring.time_all_reduce(tensors[place], 1)]
+
+
+class Copy(Adapter):
+    """The limit of ranks with several threads: each copies its tensor to another one."""
+
+    dtypes = ("float32", "bfloat16", "float16")
+    modes = ("copy",)
+
+    def __init__(self, rank: int, ranks: int, options: dict[str, Any]) -> None:
+        super().__init__(rank, ranks, options)
+        torch.set_num_threads(options["threads"])
+
+    def bind(self, size: int, rotate: int, dtype: str) -> Bound:
+        return _CopyBound(private(size, rotate, dtype), private(size, rotate, dtype))
+
+
+class _CopyBound(Bound):
+    def __init__(self, sources: Sequence[Array], targets: Sequence[Array]) -> None:
+        super().__init__(sources, [])
+        copy = torch.Tensor.copy_
+        self._copies = [
+            functools.partial(copy, torch.from_numpy(b), torch.from_numpy(a))
+            for a, b in zip(sources, targets)
+        ]
+
+    def loop(self, mode: str, first: int, calls: int) -> array[int]:
+        return timed(itertools.islice(itertools.cycle(self._copies), first, None), calls)
 
 
 class Bare(Adapter):

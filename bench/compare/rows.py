@@ -27,7 +27,8 @@ class Settings:
         check: compare one call a size and contender with the exact result.
         warmup: calls of each turn that do not count, at least.
         seconds: about how long a size takes.
-        pinned: each rank keeps to one core.
+        pinned: each rank keeps to cores of its own, one for each of its threads.
+        threads: of each rank, for libraries that use several.
         turn_s: within which a contender must have answered.
         start_s: within which a contender must have started.
         timeout_s: for everything.
@@ -42,6 +43,7 @@ class Settings:
     warmup: int = 1
     seconds: float = 1.0
     pinned: bool = True
+    threads: int = 1
     turn_s: float = 60.0
     start_s: float = 120.0
     timeout_s: float = 900.0
@@ -73,4 +75,4 @@ class Row:
 
 def has_limit(settings: Settings) -> bool:
     """Returns whether there is bare data movement for such a sum."""
-    return settings.ranks == 2 and settings.dtype == "float32"
+    return settings.threads > 1 or (settings.ranks == 2 and settings.dtype == "float32")

@@ -42,7 +42,7 @@ class Table:
             *report.circumstances(found, self.date, self.command),
             f"# peers: {peers or 'none'}",
             f"# all_reduce of {settings.ranks} ranks, in place, "
-            f"{report.placement(settings.pinned)}; memory: {memory}; "
+            f"{report.placement(settings.pinned, settings.threads)}; memory: {memory}; "
             f"huge pages: {found['huge_pages']}, not asked for",
             "# time, p99: us of a call, as on its slowest rank; median and 99th percentile",
             "# peer, limit: us; of the best peer, and of bare data movement. /peer, /limit: time "
@@ -179,13 +179,15 @@ def bench(
     own = [catalogue.ringkern(algorithm, protocol, shared) for shared in (False, True)]
     contenders = [*own, *peers]
     cores = report.machine()["cores"]
-    if cores >= 2:  # else its two ranks, which never sleep, would take turns of milliseconds
+    if settings.threads > 1:
+        contenders.append(catalogue.limit(""))
+    elif cores >= 2:  # else its two ranks, which never sleep, would take turns of milliseconds
         try:
             loop = Installer(Folder(folder), output.say).limit()
             contenders.append(catalogue.limit(loop))
         except (InstallError, OSError) as error:
             left_out[LIMIT] = str(error)
-    if cores < 2 or not has_limit(settings):
+    if settings.threads == 1 and (cores < 2 or not has_limit(settings)):
         left_out[LIMIT] = "is for 2 ranks, a core each, and float32"
     processes = settings.ranks * len(contenders)
     needed = processes * launch.RANK_BYTES

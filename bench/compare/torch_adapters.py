@@ -62,7 +62,7 @@ class TorchAdapter(Adapter):
     def __init__(self, rank: int, ranks: int, options: dict[str, Any]) -> None:
         super().__init__(rank, ranks, options)
         self.torch = importlib.import_module("torch")
-        self.torch.set_num_threads(1)
+        self.torch.set_num_threads(options["threads"])
         self.loops = None
         if options.get("loop"):
             self.loops = extension(options["loop"])
@@ -137,7 +137,7 @@ class Vllm(TorchAdapter):
         self._library = extension(options["library"])
         self.modes = ("py", "c")
         self._name = f"ringkern-vllm-{Path(options['folder']).parent.name}"
-        self._handle = self._library.init_shm_manager(self._name, ranks, rank, 1)
+        self._handle = self._library.init_shm_manager(self._name, ranks, rank, options["threads"])
 
     def met(self) -> None:
         self._library.join_shm_manager(self._handle, self._name)

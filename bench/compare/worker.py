@@ -109,9 +109,9 @@ def main(arguments: list[str]) -> int:
     """Runs a rank; the exit status. The argument is a JSON object: ``contender.Contender``."""
     spec = json.loads(arguments[0])
     rank, cores = rank_of(spec), spec["cores"]
-    # Before the library is there, so that its threads are on this core, too.
+    # Before the library is there, so that its threads are on these cores, too.
     if cores:
-        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+        os.sched_setaffinity(0, cores[rank])
     faulthandler.dump_traceback_later(spec["timeout_s"], exit=True)  # if the coordinator is gone
     with Client(spec["socket"], "AF_UNIX") as pipe:
         _send(pipe, {"contender": spec["name"], "rank": rank, "pid": os.getpid()})

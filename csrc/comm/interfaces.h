@@ -247,6 +247,7 @@ struct Task {
   RowNorm* norm = nullptr;             // on all ranks or on none
   const Timeline* timeline = nullptr;  // records a ring's verbs; null: no record
   LaunchBatch* batch = nullptr;        // of messages, which it collects for one launch
+  int64_t whole = 0;  // elements of the call of which this is a thread's part; 0: of this task
   int moved = 0;  // an index of kMoved: the dtype of elements that travel as bytes
   // The larger call of which this is a step, if any (kSpansHosts). Ranks compare it, too: different
   // calls may have equal steps.
@@ -285,7 +286,8 @@ inline void resolve_auto(Task& t, const WayTable& ways) {
 // place of a root.
 constexpr CallWords words_of(const Task& t) {
   const int root = t.norm != nullptr ? int(t.norm->row) : t.root;
-  return words_of(t.collective, t.reduction, t.algorithm, t.protocol, root, t.count, t.moved);
+  const int64_t count = t.whole > 0 ? t.whole : t.count;
+  return words_of(t.collective, t.reduction, t.algorithm, t.protocol, root, count, t.moved);
 }
 
 // Throws UsageError for a float32 accumulation round the ring, which sends partial results rounded

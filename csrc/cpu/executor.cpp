@@ -60,9 +60,10 @@ Geometry default_geometry() {
 }
 
 CpuExecutor::CpuExecutor(const Segments& segments, const Geometry& geometry, int rank, int ranks,
-                         std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas)
-    : rank_(rank), ranks_(ranks), segments_(in_ring_order(segments, rank, ranks)),
-      geometry_(geometry), timeout_(timeout),
+                         std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas,
+                         int threads)
+    : rank_(rank), ranks_(ranks), threads_(threads),
+      segments_(in_ring_order(segments, rank, ranks)), geometry_(geometry), timeout_(timeout),
       mesh_(segments, mesh_offset(geometry), rank, std::move(arenas)) {
   if (!geometry.valid() || geometry.channels != 1)
     throw UsageError("a CPU needs one channel and at least two slots of 16 bytes, not " +
@@ -86,7 +87,7 @@ RunResult CpuExecutor::run(const Task& task) {
   }
   const std::chrono::nanoseconds timeout = task.timeout.count() > 0 ? task.timeout : timeout_;
   const Reducer reducer(task.reduction);
-  if (pauses_ < 0) pauses_ = pauses_for(ranks_, mesh_.processors());
+  if (pauses_ < 0) pauses_ = pauses_for(ranks_ * threads_, mesh_.processors());
   Wait wait(bell, unspun_ > 0 ? 0 : pauses_, timeout, yield_from_);
   wait.on_rest(task.rests, task.with);
   WaitReport report;
@@ -145,6 +146,21 @@ void run_alone(const Task& task) {
   const Reducer reducer(task.reduction);
   if (task.in != task.out || task.reduction.scale != Reduction::Scale::none)
     reducer.input(task.out, task.in, task.count);
+}
+
+void rethrow_cause(const std::vector<std::exception_ptr>& errors) {
+  std::exception_ptr first;
+  for (const std::exception_ptr& error : errors) {
+    if (!error) continue;
+    if (!first) first = error;
+    try {
+      std::rethrow_exception(error);
+    } catch (const AbortedError&) {
+    } catch (...) {
+      throw;
+    }
+  }
+  if (first) std::rethrow_exception(first);
 }
 
 }  // namespace ringkern::cpu

@@ -14,10 +14,11 @@ Geometry default_geometry();
 class CpuExecutor final : public Executor {
  public:
   // `segments` hold `segment_bytes(geometry)` each and outlive the executor. `arenas`: of tensors
-  // that need no copy; may be null. Throws UsageError if the geometry or the ring orders are
-  // invalid.
+  // that need no copy; may be null. `threads`: of a rank that wait at the same time. Throws
+  // UsageError if the geometry or the ring orders are invalid.
   CpuExecutor(const Segments& segments, const Geometry& geometry, int rank, int ranks,
-              std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas = nullptr);
+              std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas = nullptr,
+              int threads = 1);
 
   RunResult run(const Task& task) override;
   void abort() override;
@@ -27,7 +28,7 @@ class CpuExecutor final : public Executor {
   [[noreturn]] void fail(const Task& task, std::chrono::nanoseconds timeout,
                          const WaitReport& report);
 
-  const int rank_, ranks_;
+  const int rank_, ranks_, threads_;
   const Segments segments_;  // next and prev are this rank's on the ring
   const Geometry geometry_;
   const std::chrono::nanoseconds timeout_;
@@ -39,5 +40,9 @@ class CpuExecutor final : public Executor {
 
 // Runs a collective of one rank.
 void run_alone(const Task& task);
+
+// Rethrows the first error that is no AbortedError: threads are aborted because another one failed.
+// Null errors are left out.
+void rethrow_cause(const std::vector<std::exception_ptr>& errors);
 
 }  // namespace ringkern::cpu

@@ -4,26 +4,6 @@
 #include <system_error>
 
 namespace ringkern::cpu {
-namespace {
-
-// Rethrows the first error that is no AbortedError: ranks are aborted because another rank failed.
-void rethrow_cause(const std::vector<std::exception_ptr>& errors) {
-  std::exception_ptr first;
-  for (const std::exception_ptr& error : errors) {
-    if (!error) continue;
-    if (!first) first = error;
-    try {
-      std::rethrow_exception(error);
-    } catch (const AbortedError&) {
-    } catch (...) {
-      throw;
-    }
-  }
-  if (first) std::rethrow_exception(first);
-}
-
-}  // namespace
-
 LocalRing::LocalRing(int ranks, Milliseconds timeout, const RingOrders& orders) {
   if (ranks < 1 || ranks > kMaxRanks)
     throw UsageError("a local ring has 1 to " + std::to_string(kMaxRanks) + " ranks, not " +

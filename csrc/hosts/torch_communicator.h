@@ -43,6 +43,7 @@ class HostsCommunicator final : public Runner {
     roster_ = std::move(roster);
   }
   void set_on_fault(OnFault policy) override { inner_->set_on_fault(policy); }
+  void set_threads(int threads) override { inner_->set_threads(threads); }
   void set_orders(FindOrders find) override { inner_->set_orders(std::move(find)); }
   void check_enqueued() override { inner_->check_enqueued(); }
   void set_table(const std::string& device, const WayTables::Lists& lists) override {

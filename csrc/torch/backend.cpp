@@ -219,8 +219,9 @@ c10::intrusive_ptr<c10d::Backend> make_backend(
     c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
     const std::vector<int64_t>& global_ranks, double timeout_s, const WayRequest& request,
     const std::map<std::string, WayTables::Lists>& tables, Roster roster, FindOrders find_orders,
-    OnFault policy, const std::vector<int>& host_of, const std::vector<std::string>& host_names,
-    py::object engine, const HostsCommunicator::InterHostCosts& inter_host_costs) {
+    OnFault policy, int threads, const std::vector<int>& host_of,
+    const std::vector<std::string>& host_names, py::object engine,
+    const HostsCommunicator::InterHostCosts& inter_host_costs) {
   std::unique_ptr<Runner> ring;
   std::unique_ptr<P2pRunner> messenger;
   if (host_of.empty()) {
@@ -239,6 +240,7 @@ c10::intrusive_ptr<c10d::Backend> make_backend(
   }
   ring->set_orders(std::move(find_orders));
   ring->set_on_fault(policy);
+  ring->set_threads(threads);
   messenger->set_on_fault(policy);
   const WithoutGil no_gil;
   return c10::make_intrusive<RingBackend>(std::move(store), rank, size, global_ranks, timeout_s,
@@ -254,19 +256,19 @@ void bind_backend(py::module_& m) {
          const std::vector<int64_t>& global_ranks, double timeout_s, const std::string& algorithm,
          const std::string& protocol, bool in_rank_order, bool wide,
          const std::map<std::string, WayTables::Lists>& tables, const RosterParts& roster,
-         py::object find_orders, const std::string& on_fault, const std::vector<int>& host_of,
-         const std::vector<std::string>& host_names, py::object engine,
-         const HostsCommunicator::InterHostCosts& inter_host_costs) {
+         py::object find_orders, const std::string& on_fault, int threads,
+         const std::vector<int>& host_of, const std::vector<std::string>& host_names,
+         py::object engine, const HostsCommunicator::InterHostCosts& inter_host_costs) {
         return make_backend(std::move(store), name, rank, size, global_ranks, timeout_s,
                             WayRequest::of(algorithm, protocol, in_rank_order, wide), tables,
                             roster_of(roster), orders_by(std::move(find_orders)),
-                            on_fault_of(on_fault), host_of, host_names, std::move(engine),
+                            on_fault_of(on_fault), threads, host_of, host_names, std::move(engine),
                             inter_host_costs);
       },
       py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"),
       py::arg("timeout_s"), py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"),
       py::arg("wide"), py::arg("tables"), py::arg("roster") = RosterParts(),
-      py::arg("find_orders") = py::none(), py::arg("on_fault") = "",
+      py::arg("find_orders") = py::none(), py::arg("on_fault") = "", py::arg("threads") = 1,
       py::arg("host_of") = std::vector<int>(), py::arg("host_names") = std::vector<std::string>(),
       py::arg("engine") = py::none(),
       py::arg("inter_host_costs") = HostsCommunicator::InterHostCosts());

@@ -135,7 +135,7 @@ const Device& TorchCommunicator::device_on(c10::Device device) {
   if (found == devices_.end()) {
     found = devices_
                 .emplace(device, device_for(device, rank(), ranks(), comm_->timeout(), on_fault_,
-                                            find_orders_))
+                                            find_orders_, threads_))
                 .first;
     found->second.ways = tables_.of(device.type());
   }

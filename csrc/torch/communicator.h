@@ -32,6 +32,7 @@ class TorchCommunicator final : public Runner {
 
   void set_roster(Roster roster) override { comm_->set_roster(std::move(roster)); }
   void set_on_fault(OnFault policy) override { on_fault_ = policy; }
+  void set_threads(int threads) override { threads_ = threads; }
   void set_orders(FindOrders find) override { find_orders_ = std::move(find); }
   void check_enqueued() override { comm_->check_enqueued(); }
   // Lets the work report failures of its calls on the device. The last of them was enqueued just
@@ -140,6 +141,7 @@ class TorchCommunicator final : public Runner {
   WayTables tables_;
   FindOrders find_orders_;
   OnFault on_fault_ = OnFault::by_device;
+  int threads_ = 1;
   std::mutex devices_mutex_;
   std::unordered_map<c10::Device, Device> devices_;  // outlives the communicator that uses them
   std::unique_ptr<Communicator> comm_;

@@ -1,19 +1,35 @@
 #include "torch/devices.h"
 
+#include <ATen/Parallel.h>
+
 namespace ringkern::torch_ext {
 
-Device cpu_device(int rank, int ranks, Milliseconds timeout) {
+namespace {
+
+// Runs `body` on torch's intra-op threads: those of the operators of the program.
+void on_torch_threads(int n, const std::function<void(int first, int last)>& body) {
+  at::parallel_for(0, n, /*grain_size=*/1,
+                   [&](int64_t first, int64_t last) { body(int(first), int(last)); });
+}
+
+}  // namespace
+
+Device cpu_device(int rank, int ranks, Milliseconds timeout, int threads) {
   Device device;
   device.name = device.terms.device = "cpu";
   device.terms.geometry = cpu::default_geometry();
-  device.terms.segment_bytes = cpu::segment_bytes(device.terms.geometry);
+  device.terms.segment_bytes = cpu::segment_bytes(device.terms.geometry, threads);
   device.probe = cpu::probe_room(device.terms.geometry);
   const auto arenas = std::make_shared<cpu::Arenas>();
   device.make_transport = [=, bytes = device.terms.segment_bytes] {
     return std::make_unique<cpu::ShmTransport>(bytes, arenas);
   };
-  device.make_executor = [=, geometry = device.terms.geometry](const Segments& segments) {
-    return std::make_unique<cpu::CpuExecutor>(segments, geometry, rank, ranks, timeout, arenas);
+  device.make_executor =
+      [=, geometry = device.terms.geometry](const Segments& segments) -> std::unique_ptr<Executor> {
+    if (threads == 1)
+      return std::make_unique<cpu::CpuExecutor>(segments, geometry, rank, ranks, timeout, arenas);
+    return std::make_unique<cpu::ThreadedExecutor>(segments, geometry, rank, ranks, timeout, arenas,
+                                                   threads, &on_torch_threads);
   };
   return device;
 }
@@ -68,9 +84,9 @@ void throw_no_kernels(c10::Device device) {
 }
 
 Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout, OnFault policy,
-                  [[maybe_unused]] const FindOrders& orders) {
+                  [[maybe_unused]] const FindOrders& orders, int threads) {
   Device made;
-  if (device.is_cpu()) made = cpu_device(rank, ranks, timeout);
+  if (device.is_cpu()) made = cpu_device(rank, ranks, timeout, threads);
 #if RK_WITH_CUDA
   else if (device.is_cuda())
     made = cuda_device(device.index(), rank, ranks, timeout, /*pair=*/false, orders);

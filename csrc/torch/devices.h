@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "comm/communicator.h"
-#include "cpu/executor.h"
 #include "cpu/shm.h"
+#include "cpu/threads.h"
 #include "torch/on_fault.h"
 #if RK_WITH_CUDA
 #include "cuda/device.h"
@@ -22,7 +22,8 @@
 
 namespace ringkern::torch_ext {
 
-Device cpu_device(int rank, int ranks, Milliseconds timeout);
+// `threads`: of each rank, in a large all-reduce; the same on all ranks.
+Device cpu_device(int rank, int ranks, Milliseconds timeout, int threads);
 
 // A function that returns orders of the ranks, given the bus of each rank and the number of
 // channels; may be null.
@@ -43,7 +44,7 @@ Device cuda_device(int index, int rank, int ranks, Milliseconds timeout, bool pa
 [[noreturn]] void throw_no_kernels(c10::Device device);
 
 Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout, OnFault policy,
-                  const FindOrders& orders);
+                  const FindOrders& orders, int threads);
 
 // Returns a CUDA stream that nobody else uses while the pointer is held. torch knows it by its
 // address, like every stream that torch did not make. torch's pools are shared with the user, and

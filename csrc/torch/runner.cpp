@@ -66,6 +66,7 @@ void bind_runner(py::module_& m) {
           "set_on_fault",
           [](Runner& r, const std::string& policy) { r.set_on_fault(on_fault_of(policy)); },
           py::arg("policy"))
+      .def("set_threads", &Runner::set_threads, py::arg("threads"))
       .def(
           "set_orders",
           [](Runner& r, py::object find) { r.set_orders(orders_by(std::move(find))); },

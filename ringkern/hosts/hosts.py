@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from .. import decode
+from ..config import MOST_THREADS
 from ..decode import Within
 from .peer import Peer
 
 # The same maximum as in csrc/comm, and a number of 8 characters.
 _Name = Annotated[str, Within(1, 256 + 8)]
-_Json = tuple[tuple[_Name, ...], tuple[int, ...], bool]
+_Threads = Annotated[int, Within(1, MOST_THREADS)]
+_Json = tuple[tuple[_Name, ...], tuple[int, ...], bool, tuple[_Threads, ...]]
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,14 @@ class Hosts:
         names: of each host, all different.
         host_of: by rank, the number of its host.
         crowded: whether some machine is known to have fewer cores than ranks.
+        threads: by host, how many threads of each rank run a large all-reduce of CPU tensors;
+            empty: one.
     """
 
     names: tuple[str, ...]
     host_of: tuple[int, ...]
     crowded: bool = False
+    threads: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -43,9 +48,14 @@ class Hosts:
         """Returns the name of the host of ``rank``."""
         return self.names[self.host_of[rank]]
 
+    def threads_of(self, rank: int) -> int:
+        """Returns the threads of ``rank``, which are those of every rank on its host."""
+        return self.threads[self.host_of[rank]] if self.threads else 1
+
     def to_json(self) -> str:
         """Returns the text for :meth:`from_json`."""
-        return json.dumps([self.names, self.host_of, self.crowded], separators=(",", ":"))
+        parts = [self.names, self.host_of, self.crowded, self.threads]
+        return json.dumps(parts, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes, size: int) -> Hosts:
@@ -55,11 +65,12 @@ class Hosts:
             ValueError: it does not describe these.
         """
         where = f"the text on the hosts of {size} ranks"
-        names, host_of, crowded = decode.build(_Json, decode.load(text, where), where)
+        names, host_of, crowded, threads = decode.build(_Json, decode.load(text, where), where)
         good = len(host_of) == size and len(set(names)) == len(names)
+        good = good and len(threads) in (0, len(names))
         if not good or tuple(dict.fromkeys(host_of)) != tuple(range(len(names))):
             raise ValueError(f"{where} has {len(names)} names, and ranks on {host_of}"[:300])
-        return cls(names, host_of, crowded)
+        return cls(names, host_of, crowded, threads)
 
 
 def hosts_of(peers: Sequence[Peer]) -> Hosts:
@@ -90,15 +101,22 @@ def hosts_of(peers: Sequence[Peer]) -> Hosts:
             name = f"{base}#{times}"
         names.append(name)
     host_of = tuple(numbers[peer.memory_key] for peer in peers)
-    return Hosts(tuple(names), host_of, _crowded(peers))
-
-
-def _crowded(peers: Sequence[Peer]) -> bool:
-    """Returns whether ranks share cores; per machine, because its containers share cores, too."""
+    # Per machine, because its containers share cores, too.
     machines: dict[str, list[Peer]] = {}
     for peer in peers:
         machines.setdefault(peer.host_key, []).append(peer)
-    return any(
-        len(ranks) > len({core for peer in ranks for core in peer.cores})
-        for ranks in machines.values()
-    )
+    cores = {key: _cores_of(ranks) / len(ranks) for key, ranks in machines.items()}
+    threads = [
+        min(_threads_of(peer, cores[peer.host_key]) for peer in peers if peer.memory_key == key)
+        for key in first
+    ]
+    crowded = any(share < 1 for share in cores.values())
+    return Hosts(tuple(names), host_of, crowded, tuple(threads) if max(threads) > 1 else ())
+
+
+def _cores_of(peers: Sequence[Peer]) -> int:
+    return len({core for peer in peers for core in peer.cores})
+
+
+def _threads_of(peer: Peer, share_of_cores: float) -> int:
+    return max(1, min(peer.threads, int(share_of_cores))) if peer.shares else peer.threads

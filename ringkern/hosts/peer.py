@@ -12,10 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
+import torch
+
 from .. import decode, linux
+from ..config import MOST_THREADS
 from ..decode import Within
 
-VERSION = 3
+VERSION = 4
 # Bytes of one record: room for the numbers of some thousands of cores.
 MAX_BYTES = 1 << 16
 MAX_TEXT = 256
@@ -36,6 +39,8 @@ class Peer:
         cores: logical CPUs on which the process may run.
         network_namespace: inode of the process's network namespace; 0: unknown.
         named: the host's name in ``RINGKERN_HOST``; "" if that is not set.
+        threads: the most threads for a large all-reduce of CPU tensors.
+        shares: whether it takes no more of them than its share of the cores.
     """
 
     rank: Number
@@ -46,6 +51,8 @@ class Peer:
     cores: tuple[Number, ...] = ()
     network_namespace: Number = 0
     named: Text = ""
+    threads: Annotated[int, Within(1, MOST_THREADS)] = 1
+    shares: bool = True
 
     def to_json(self) -> str:
         """Returns the record that :meth:`from_json` reads."""
@@ -98,24 +105,31 @@ class Peer:
         return ""
 
 
-def this_peer(rank: int, *, named: str = "", proc_root: str | Path = "/proc") -> Peer:
+def this_peer(
+    rank: int, *, named: str = "", threads: int | None = 1, proc_root: str | Path = "/proc"
+) -> Peer:
     """Returns this process as a :class:`Peer`; an unknown fact keeps its default.
 
     Args:
         rank: its number.
         named: see :class:`Peer`.
+        threads: the threads asked for; ``None``: its share of the cores.
         proc_root: the kernel's description of this process.
     """
     proc = Path(proc_root)
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    most = min(torch.get_num_threads(), len(cores), MOST_THREADS)
     return Peer(
         rank=rank,
         host=socket.gethostname()[:MAX_TEXT],
         boot_id=linux.text(proc / "sys/kernel/random/boot_id")[:MAX_TEXT],
         pid_namespace=_namespace(proc, "pid"),
         pid=os.getpid(),
-        cores=tuple(sorted(os.sched_getaffinity(0))),
+        cores=cores,
         network_namespace=_namespace(proc, "net"),
         named=named,
+        threads=most if threads is None else min(threads, most),
+        shares=threads is None,
     )
 
 

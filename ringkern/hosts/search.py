@@ -68,9 +68,9 @@ def is_of_one_process(store: Any) -> bool:
     return isinstance(store, dist.HashStore)
 
 
-def one_host(size: int) -> Hosts:
+def one_host(size: int, threads: int = 1) -> Hosts:
     """Returns the hosts of ``size`` ranks that are all where this process is."""
-    return hosts_of([this_peer(rank, named=config.host) for rank in range(size)])
+    return hosts_of([this_peer(r, named=config.host, threads=threads) for r in range(size)])
 
 
 def unique_prefix(store: Store, name: str, rank: int, size: int) -> str:
@@ -84,13 +84,15 @@ def unique_prefix(store: Store, name: str, rank: int, size: int) -> str:
 
 
 def find_hosts(
-    store: dist.Store, name: str, rank: int, size: int, timeout_s: float
+    store: dist.Store, name: str, rank: int, size: int, timeout_s: float, threads: int | None = None
 ) -> tuple[Hosts, Roster]:
     """Waits for all ranks of a communicator, unless they are of one process.
 
     Args:
         store, name, rank, size, timeout_s: see :class:`Search`. With an impossible rank or size it
             waits for nobody, and the communicator raises the error.
+        threads: of this rank, for a large all-reduce of CPU tensors; ``None``: its share of the
+            cores, or one if the ranks are of one process.
 
     Returns:
         The ranks' hosts, and the communicator's roster.
@@ -100,8 +102,9 @@ def find_hosts(
     """
     can_meet = 1 < size <= _C.most_ranks and 0 <= rank < size
     if not can_meet or is_of_one_process(store):
-        return one_host(size), ("", [], 0.0)
-    search = Search(store, name, rank, size, timeout_s)
+        return one_host(size, threads or 1), ("", [], 0.0)
+    peer = this_peer(rank, named=config.host, threads=threads)
+    search = Search(store, name, rank, size, timeout_s, peer)
     return search.wait(), search.roster()
 
 

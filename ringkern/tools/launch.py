@@ -100,6 +100,12 @@ def a_core_each(ranks: int) -> bool:
     return ranks <= len(os.sched_getaffinity(0))
 
 
+def cores_by_rank(ranks: int, threads: int, pinned: bool) -> list[list[int]]:
+    """Returns the cores of each rank, one for each of its threads; none if it is not pinned."""
+    cores = sorted(os.sched_getaffinity(0))
+    return [cores[r * threads : (r + 1) * threads] for r in range(ranks)] if pinned else []
+
+
 def pin(rank: int) -> None:
     """Keeps this process to one of its cores, the rank's in turn, with all threads to come."""
     cores = sorted(os.sched_getaffinity(0))

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "check.h"
-#include "cpu/executor.h"
+#include "cpu/threads.h"
 #include "reduce/ops.h"
 
 namespace ringkern::test {
@@ -21,12 +21,14 @@ using Bytes = std::vector<unsigned char>;
 
 class ThreadRing {
  public:
-  // `arena_bytes`: size of each rank's arena; 0: none has one.
+  // `arena_bytes`: size of each rank's arena; 0: none has one. `channels`: if there are several,
+  // `threads_of` returns the threads of a rank.
   explicit ThreadRing(int ranks, const Geometry& geometry,
                       std::chrono::nanoseconds timeout = std::chrono::seconds(60),
-                      int64_t arena_bytes = 0, const RingOrders& orders = {})
+                      int64_t arena_bytes = 0, const RingOrders& orders = {}, int channels = 1,
+                      const std::function<cpu::ParallelFor(int rank)>& threads_of = nullptr)
       : geometry_(geometry), orders_(orders), lines_(size_t(ranks)) {
-    const size_t bytes = size_t(cpu::segment_bytes(geometry));
+    const size_t bytes = size_t(cpu::segment_bytes(geometry, channels));
     CHECK(bytes % kCacheLine == 0);  // or the end of the block would not be that of the segment
     for (int r = 0; r < ranks; ++r) {
       memory_.emplace_back(std::aligned_alloc(kCacheLine, bytes), std::free);
@@ -49,8 +51,12 @@ class ThreadRing {
         arenas = std::make_shared<cpu::Arenas>();
         *arenas = {arenas_[size_t(r)].get(), offered};
       }
-      engines_.push_back(
-          std::make_unique<cpu::CpuExecutor>(s, geometry, r, ranks, timeout, arenas));
+      if (channels > 1)
+        engines_.push_back(std::make_unique<cpu::ThreadedExecutor>(
+            s, geometry, r, ranks, timeout, arenas, channels, threads_of(r)));
+      else
+        engines_.push_back(
+            std::make_unique<cpu::CpuExecutor>(s, geometry, r, ranks, timeout, arenas));
     }
   }
 
@@ -59,7 +65,7 @@ class ThreadRing {
   const RingOrders& orders() const { return orders_; }
   // A rank shows its call here; only ranks that count their own calls read it.
   CallLine& line(int rank, uint64_t seq) { return lines_[size_t(rank)][seq % kCallLines]; }
-  cpu::CpuExecutor& engine(int rank) { return *engines_[size_t(rank)]; }
+  Executor& engine(int rank) { return *engines_[size_t(rank)]; }
   cpu::Arena& arena(int rank) { return *arenas_[size_t(rank)]; }
   const cpu::Board& board(int rank) {
     return *reinterpret_cast<cpu::Board*>(static_cast<std::byte*>(at(rank)) +
@@ -91,7 +97,7 @@ class ThreadRing {
   std::vector<std::array<CallLine, kCallLines>> lines_;
   std::vector<std::unique_ptr<void, void (*)(void*)>> memory_;
   std::vector<std::unique_ptr<cpu::Arena>> arenas_;
-  std::vector<std::unique_ptr<cpu::CpuExecutor>> engines_;
+  std::vector<std::unique_ptr<Executor>> engines_;
 };
 
 // Returns true if inputs are combined; false if one input is passed on.

@@ -139,9 +139,11 @@ class Report:
         return perf.bandwidths(self.settings.collective, self.ranks, size, result.time_us)
 
 
-def placement(pinned: bool) -> str:
-    """Returns the placement of ranks, in words."""
-    return "a core each" if pinned else "not pinned"
+def placement(pinned: bool, threads: int = 1) -> str:
+    """Returns the placement of ranks with this many threads, in words."""
+    if threads == 1:
+        return "a core each" if pinned else "not pinned"
+    return f"{threads} threads each" + (", a core a thread" if pinned else ", not pinned")
 
 
 def _modes(settings: perf.Settings) -> str:

@@ -1,0 +1,110 @@
+#include "cpu/threads.h"
+
+#include <atomic>
+#include <utility>
+
+namespace ringkern::cpu {
+namespace {
+
+constexpr int64_t kPage = 4096;
+// Threads that wait for work take some 5 us to start, as long as one thread takes for 64 KiB; from
+// 256 KiB on four take half the time of one (two ranks, Intel Xeon, 16 cores).
+constexpr int64_t kLeastCall = 256 << 10, kLeastPart = 64 << 10;
+
+// Returns the smallest geometry: channels but the first run no ring.
+constexpr Geometry without_ring() {
+  Geometry g;
+  g.slots = 2;
+  for (int p = 0; p < kProtocols; ++p) g.slot_bytes[p] = line_bytes(Protocol::ll128);
+  return g;
+}
+
+Geometry geometry_of(int channel, const Geometry& first) {
+  return channel == 0 ? first : without_ring();
+}
+
+int64_t offset_of(int channel, const Geometry& first) {
+  if (channel == 0) return 0;
+  return align_up(segment_bytes(first), kPage) +
+         (channel - 1) * align_up(segment_bytes(without_ring()), kPage);
+}
+
+// Returns the parts of the segments that a channel uses.
+Segments part_of(const Segments& whole, int64_t offset) {
+  const auto at = [&](void* segment) { return static_cast<std::byte*>(segment) + offset; };
+  Segments part = whole;
+  part.mine = at(whole.mine);
+  part.next = at(whole.next);
+  part.prev = at(whole.prev);
+  for (void*& segment : part.all) segment = at(segment);
+  return part;
+}
+
+// Returns part `i` of `n`. A part begins on a page, if the tensor does.
+Task part_of(const Task& task, int i, int n) {
+  const int64_t element = size_of(task.reduction.dtype);
+  const int64_t share = align_up(div_up(task.count, n), kPage / element);
+  const int64_t first = min64(i * share, task.count);
+  Task part = task;
+  part.whole = task.count;
+  part.count = min64(share, task.count - first);
+  part.in = static_cast<const std::byte*>(task.in) + first * element;
+  part.out = static_cast<std::byte*>(task.out) + first * element;
+  part.rests = nullptr;
+  return part;
+}
+
+}  // namespace
+
+int64_t segment_bytes(const Geometry& geometry, int channels) {
+  return channels == 1 ? segment_bytes(geometry) : offset_of(channels, geometry);
+}
+
+ThreadedExecutor::ThreadedExecutor(const Segments& segments, const Geometry& geometry, int rank,
+                                   int ranks, std::chrono::nanoseconds timeout,
+                                   std::shared_ptr<const Arenas> arenas, int channels,
+                                   ParallelFor parallel_for)
+    : parallel_for_(std::move(parallel_for)) {
+  for (int c = 0; c < channels; ++c)
+    channels_.push_back(std::make_unique<CpuExecutor>(
+        ranks == 1 ? segments : part_of(segments, offset_of(c, geometry)), geometry_of(c, geometry),
+        rank, ranks, timeout, arenas, /*threads=*/c == 0 ? 1 : channels));
+}
+
+RunResult ThreadedExecutor::run(const Task& task) {
+  const int64_t bytes = task.count * size_of(task.reduction.dtype);
+  const bool divisible = bytes >= kLeastCall && task.collective == Collective::all_reduce &&
+                         task.algorithm != Algorithm::ring && task.protocol == Protocol::simple;
+  if (!divisible) return channels_.front()->run(task);
+  return run_parts(task, int(min64(int64_t(channels_.size()), bytes / kLeastPart)));
+}
+
+RunResult ThreadedExecutor::run_parts(const Task& task, int parts) {
+  if (task.rests != nullptr) task.rests(task.with);  // only this thread may call it
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(parts));
+  std::atomic<int> left = parts;
+  Bell bell{};  // of this thread
+  parallel_for_(parts, [&](int first, int last) {
+    for (int i = first; i < last; ++i) {
+      try {
+        channels_[size_t(i)]->run(part_of(task, i, parts));
+      } catch (...) {
+        errors[size_t(i)] = std::current_exception();
+        abort();  // the other parts must not wait for data that does not come
+      }
+      if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) wake(bell);
+    }
+    if (first > 0) return;
+    // Here, and not where the threads are joined, a signal can end the other parts.
+    Wait wait(bell, pauses_for(1, 1), std::chrono::hours(24 * 365), yield_from_);
+    wait.until([&] { return left.load(std::memory_order_acquire) == 0; });
+  });
+  rethrow_cause(errors);
+  return {.rested = true};
+}
+
+void ThreadedExecutor::abort() {
+  for (const auto& channel : channels_) channel->abort();
+}
+
+}  // namespace ringkern::cpu

@@ -1,0 +1,45 @@
+// The executor of a rank with several threads. It cuts a large all-reduce into channels: parts of
+// the tensor that the ranks reduce independently, each on a thread and over its own part of the
+// segments. Every other call runs on the calling thread, over the first channel.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "cpu/executor.h"
+
+namespace ringkern::cpu {
+
+// Calls `body` on ranges that together are 0, 1, ..., n - 1, on as many threads as there are, and
+// returns when all calls have returned. The calling thread has the range that begins with 0.
+//
+// A range is run in rising order, so that ranks with different numbers of threads cannot wait for
+// each other in a cycle: all of them reach the first unfinished channel.
+using ParallelFor =
+    std::function<void(int n, const std::function<void(int first, int last)>& body)>;
+
+// Returns the bytes of a segment with this many channels. The FIFOs are those of the first one.
+int64_t segment_bytes(const Geometry& geometry, int channels);
+
+class ThreadedExecutor final : public Executor {
+ public:
+  // `segments` hold `segment_bytes(geometry, channels)` each. The number of channels, at least 1, is
+  // the same on all ranks; the number of threads that `parallel_for` uses may differ. Otherwise as
+  // CpuExecutor.
+  ThreadedExecutor(const Segments& segments, const Geometry& geometry, int rank, int ranks,
+                   std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas,
+                   int channels, ParallelFor parallel_for);
+
+  RunResult run(const Task& task) override;
+  void abort() override;
+
+ private:
+  RunResult run_parts(const Task& task, int parts);
+
+  std::vector<std::unique_ptr<CpuExecutor>> channels_;
+  const ParallelFor parallel_for_;
+  Wait::Clock::time_point yield_from_;  // see Wait
+};
+
+}  // namespace ringkern::cpu

@@ -1,0 +1,253 @@
+// All-reduces of ranks with several threads each: results, ranks with unlike numbers of threads,
+// calls that differ, missing ranks, and signals.
+#include "cpu/threads.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "core/lookout.h"
+#include "cpu/without_one.h"
+
+using namespace ringkern;
+using namespace ringkern::test;
+
+namespace {
+
+constexpr int64_t kMiB = 1 << 20;
+
+// Returns a team of this many threads, the calling one among them.
+cpu::ParallelFor team(int threads) {
+  return [threads](int n, const std::function<void(int, int)>& body) {
+    const int each = int(div_up(n, threads));
+    std::vector<std::thread> others;
+    for (int first = each; first < n; first += each)
+      others.emplace_back([&body, first, last = std::min(n, first + each)] { body(first, last); });
+    body(0, std::min(n, each));
+    for (std::thread& thread : others) thread.join();
+  };
+}
+
+// Ranks with this many channels and threads; rank r has `threads[r]`, or the last of them.
+ThreadRing ring_of(int ranks, int channels, std::vector<int> threads,
+                   std::chrono::nanoseconds timeout = std::chrono::seconds(60),
+                   int64_t arena_bytes = 0) {
+  return ThreadRing(
+      ranks, cpu::default_geometry(), timeout, arena_bytes, {}, channels,
+      [threads](int r) { return team(threads[std::min(size_t(r), threads.size() - 1)]); });
+}
+
+Call sum_of(int64_t bytes, Algorithm algorithm, DType dtype, bool in_place) {
+  Call call{Collective::all_reduce, Protocol::simple, dtype, Op::sum, bytes / size_of(dtype)};
+  call.algorithm = algorithm;
+  call.in_place = in_place;
+  return call;
+}
+
+Task task_of(Algorithm algorithm = Algorithm::two_shot) {
+  Task task;
+  task.algorithm = algorithm;
+  task.reduction = Reduction::of(Op::sum, DType::i8, 1);
+  return task;
+}
+
+// Sizes on both sides of those from which a call has parts, and one more part, among small calls.
+void every_size(ThreadRing& ring, uint64_t seed) {
+  std::vector<Call> calls;
+  for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot})
+    for (const int64_t bytes :
+         {int64_t(8), kMiB / 4 - 4, kMiB / 4, kMiB / 4 + 4, kMiB * 5 / 16, kMiB, 3 * kMiB + 52})
+      for (const bool in_place : {true, false}) {
+        calls.push_back(sum_of(bytes, algorithm, DType::f32, in_place));
+        calls.push_back(sum_of(4096, Algorithm::ring, DType::i16, in_place));
+      }
+  calls.push_back(sum_of(2 * kMiB, Algorithm::two_shot, DType::bf16, true));
+  calls.back().op = Op::avg;
+  calls.push_back(sum_of(2 * kMiB, Algorithm::two_shot, DType::f64, false));
+  calls.back().op = Op::premul_sum;
+  calls.back().misaligned = 3;
+  // On the calling thread alone, whatever its size.
+  calls.push_back(sum_of(kMiB, Algorithm::ring, DType::f32, true));
+  run_calls(ring, calls, seed);
+}
+
+TEST_CASE("ranks with several threads reduce exactly") {
+  for (const int ranks : {1, 2, 3})
+    for (const int channels : {2, 6}) {
+      ThreadRing ring = ring_of(ranks, channels, {channels});
+      every_size(ring, uint64_t(ranks * 10 + channels));
+    }
+}
+
+TEST_CASE("ranks may differ in threads") {
+  ThreadRing two = ring_of(2, 4, {4, 1}), three = ring_of(3, 3, {2, 3, 1});
+  every_size(two, 1);
+  every_size(three, 2);
+}
+
+TEST_CASE("several threads reduce tensors in place") {
+  ThreadRing ring = ring_of(2, 3, {3, 2}, std::chrono::seconds(60), 64 * kMiB);
+  const int64_t count = 3 * kMiB / 4 + 17;
+  const auto errors = ring.on_threads([&](int rank) {
+    auto* const data = static_cast<int32_t*>(ring.arena(rank).allocate(count * 4));
+    for (int round = 1; round <= 3; ++round) {
+      for (int64_t i = 0; i < count; ++i) data[i] = int32_t(i) * round + rank;
+      Task task = task_of();
+      task.reduction = Reduction::of(Op::sum, DType::i32, 2);
+      task.in = task.out = data;
+      task.count = count;
+      ring.engine(rank).run(task);
+      for (int64_t i = 0; i < count; ++i) REQUIRE(data[i] == 2 * int32_t(i) * round + 1);
+    }
+    CHECK_EQ(ring.board(rank).staged.rounds, 0u);  // nothing was staged
+  });
+  for (const auto& error : errors) CHECK(error == nullptr);
+}
+
+TEST_CASE("a smaller call is not taken for a part of a larger one") {
+  ThreadRing ring = ring_of(2, 6, {6}, std::chrono::milliseconds(300));
+  const auto errors = ring.on_threads([&](int rank) {
+    std::vector<char> data(size_t(rank == 0 ? 6 * kMiB / 16 : kMiB / 16), 1);
+    Task task = task_of();
+    task.in = task.out = data.data();
+    task.count = int64_t(data.size());
+    ring.engine(rank).run(task);
+  });
+  CHECK(errors[0] != nullptr);
+  CHECK(errors[1] != nullptr);
+}
+
+TEST_CASE("without a rank all parts end, with the error of the whole call") {
+  ThreadRing ring = ring_of(3, 3, {3}, std::chrono::milliseconds(300));
+  bool timed_out = false;
+  const auto texts = without_one(ring, 1, task_of(), kMiB, timed_out, [] {});
+  CHECK(timed_out);
+  CHECK((texts[0] + texts[2]).find("int8[1048576]") != std::string::npos);
+}
+
+// Counts the looks of a waiting thread once the first part has failed.
+struct LateLooks {
+  const cpu::Bell& bell;
+  int count = 0;
+
+  static void look(void* with) {
+    auto& self = *static_cast<LateLooks*>(with);
+    if (cpu::aborted(self.bell)) ++self.count;
+  }
+};
+
+TEST_CASE("a thread with several parts makes no other one after a failure") {
+  ThreadRing ring = ring_of(2, 3, {1}, std::chrono::milliseconds(300));
+  LateLooks looks{ring.bell(0)};
+  const auto errors = ring.on_threads([&](int rank) {
+    if (rank == 1) return;
+    const Lookout here{&LateLooks::look, &looks};
+    lookout = &here;
+    std::vector<char> data(size_t(kMiB), 1);
+    Task task = task_of();
+    task.in = task.out = data.data();
+    task.count = kMiB;
+    ring.engine(0).run(task);
+  });
+  bool timed_out = false;
+  text_of(errors[0], timed_out);
+  CHECK(timed_out);
+  CHECK_EQ(looks.count, 0);
+}
+
+TEST_CASE("the calling thread says once that it rests") {
+  ThreadRing ring = ring_of(2, 3, {3});
+  const auto errors = ring.on_threads([&](int rank) {
+    std::vector<std::thread::id> rested;
+    std::vector<char> data(size_t(kMiB), 1);
+    Task task = task_of();
+    task.in = task.out = data.data();
+    task.count = kMiB;
+    task.rests = [](void* with) {
+      static_cast<std::vector<std::thread::id>*>(with)->push_back(std::this_thread::get_id());
+    };
+    task.with = &rested;
+    ring.engine(rank).run(task);
+    REQUIRE(rested.size() == 1);
+    CHECK(rested[0] == std::this_thread::get_id());
+  });
+  for (const auto& error : errors) CHECK(error == nullptr);
+}
+
+TEST_CASE("an abort ends all parts") {
+  ThreadRing ring = ring_of(2, 3, {3});
+  bool timed_out = false;
+  const auto texts = without_one(ring, 1, task_of(), kMiB, timed_out, [&] {
+    until_asleep(ring, 0);
+    ring.engine(1).abort();
+  });
+  CHECK(!timed_out);
+  CHECK(!texts[0].empty());
+}
+
+// The call of rank 0, of which the second part does not end until the lookout of its thread aborts.
+struct Interrupted {
+  Executor& engine;
+  const char* last_of_first_part;
+
+  static void look(void* with) {
+    const auto& self = *static_cast<Interrupted*>(with);
+    if (*self.last_of_first_part == 2) self.engine.abort();
+  }
+};
+
+TEST_CASE("a thread that has finished its part still looks out for the others") {
+  std::atomic<bool> released{false};
+  const auto late = [&](int n, const std::function<void(int, int)>& body) {
+    std::thread other([&] {
+      while (!released) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      body(1, n);
+    });
+    body(0, 1);
+    other.join();
+  };
+  ThreadRing ring(2, cpu::default_geometry(), std::chrono::seconds(60), 0, {}, 2,
+                  [&](int r) { return r == 0 ? team(2) : cpu::ParallelFor(late); });
+  const auto errors = ring.on_threads([&](int rank) {
+    std::vector<char> data(size_t(kMiB), 1);
+    Interrupted call{ring.engine(rank), &data[size_t(kMiB / 2 - 1)]};
+    const Lookout looks{&Interrupted::look, &call};
+    if (rank == 0) lookout = &looks;
+    Task task = task_of();
+    task.in = task.out = data.data();
+    task.count = kMiB;
+    try {
+      ring.engine(rank).run(task);
+    } catch (...) {
+      released = true;
+      throw;
+    }
+  });
+  for (const auto& error : errors) {
+    bool timed_out = false;
+    text_of(error, timed_out);
+    CHECK(!timed_out);
+  }
+}
+
+TEST_CASE("a large call by a way that does not exist leaves the ring intact") {
+  ThreadRing ring = ring_of(2, 2, {2});
+  const auto errors = ring.on_threads([&](int rank) {
+    std::vector<char> data(size_t(kMiB), 1);
+    Task task = task_of();
+    task.in = task.out = data.data();
+    task.count = kMiB;
+    task.protocol = Protocol::ll;
+    CHECK_THROWS(UsageError, "a CPU has no two_shot all_reduce over ll",
+                 ring.engine(rank).run(task));
+    task.protocol = Protocol::simple;
+    task.collective = Collective::all_gather;
+    CHECK_THROWS(UsageError, "a CPU has no two_shot all_gather over simple",
+                 ring.engine(rank).run(task));
+    task.collective = Collective::all_reduce;
+    ring.engine(rank).run(task);
+    CHECK_EQ(int(data.back()), 2);
+  });
+  for (const auto& error : errors) CHECK(error == nullptr);
+}
+
+}  // namespace
