@@ -111,7 +111,7 @@ def hosts_of(peers: Sequence[Peer]) -> Hosts:
         for key in first
     ]
     crowded = any(share < 1 for share in cores.values())
-    return Hosts(tuple(names), host_of, crowded, tuple(threads) if max(threads) > 1 else ())
+    return Hosts(tuple(names), host_of, crowded, tuple(threads) if max(threads, default=1) > 1 else ())
 
 
 def _cores_of(peers: Sequence[Peer]) -> int:

@@ -2,11 +2,11 @@
 // calls that differ, missing ranks, and signals.
 #include "cpu/threads.h"
 
-#include <algorithm>
 #include <atomic>
 
 #include "core/lookout.h"
 #include "cpu/without_one.h"
+#include "team.h"
 
 using namespace ringkern;
 using namespace ringkern::test;
@@ -14,18 +14,6 @@ using namespace ringkern::test;
 namespace {
 
 constexpr int64_t kMiB = 1 << 20;
-
-// Returns a team of this many threads, the calling one among them.
-cpu::ParallelFor team(int threads) {
-  return [threads](int n, const std::function<void(int, int)>& body) {
-    const int each = int(div_up(n, threads));
-    std::vector<std::thread> others;
-    for (int first = each; first < n; first += each)
-      others.emplace_back([&body, first, last = std::min(n, first + each)] { body(first, last); });
-    body(0, std::min(n, each));
-    for (std::thread& thread : others) thread.join();
-  };
-}
 
 // Ranks with this many channels and threads; rank r has `threads[r]`, or the last of them.
 ThreadRing ring_of(int ranks, int channels, std::vector<int> threads,

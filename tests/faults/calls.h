@@ -7,21 +7,23 @@
 #include <thread>
 
 #include "comm/communicator.h"
-#include "cpu/executor.h"
 #include "cpu/shm.h"
+#include "cpu/threads.h"
 #include "drawn.h"
 #include "shared.h"
+#include "team.h"
 
 namespace ringkern::faults {
 
-// Makes the device that csrc/torch makes for CPU tensors. `threads`: given if ranks are threads
+// Makes the device that csrc/torch makes for CPU tensors of ranks with two threads. `threads`: given if ranks are threads
 // that share one mapping, which ThreadSanitizer needs; no tensor is then reduced in place.
 inline Device cpu_device(int rank, int ranks, Milliseconds timeout,
                          const std::shared_ptr<cpu::LocalMemory>& threads = nullptr) {
   Device device;
   device.name = device.terms.device = "cpu";
   device.terms.geometry = cpu::default_geometry();
-  device.terms.segment_bytes = cpu::segment_bytes(device.terms.geometry);
+  constexpr int kChannels = 2;
+  device.terms.segment_bytes = cpu::segment_bytes(device.terms.geometry, kChannels);
   device.probe = cpu::probe_room(device.terms.geometry);
   const auto arenas = threads ? nullptr : std::make_shared<cpu::Arenas>();
   device.make_transport = [=, bytes = device.terms.segment_bytes]() -> std::unique_ptr<Transport> {
@@ -29,7 +31,8 @@ inline Device cpu_device(int rank, int ranks, Milliseconds timeout,
     return std::make_unique<cpu::ShmTransport>(bytes, arenas);
   };
   device.make_executor = [=, geometry = device.terms.geometry](const Segments& segments) {
-    return std::make_unique<cpu::CpuExecutor>(segments, geometry, rank, ranks, timeout, arenas);
+    return std::make_unique<cpu::ThreadedExecutor>(segments, geometry, rank, ranks, timeout, arenas,
+                                                   kChannels, test::team(kChannels));
   };
   return device;
 }

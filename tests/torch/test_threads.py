@@ -1,0 +1,93 @@
+"""Ranks with several threads: results, and ranks that differ."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ringkern
+from ringkern.backend import Options
+from tests.ranks import Pool
+from tests.torch.rings import normal, same
+
+# From 256 KiB on a call has several parts; these are elements of 4 bytes, on both sides of that.
+COUNTS = (1000, (1 << 16) - 1, 1 << 16, 300_007)
+CORES = len(os.sched_getaffinity(0))
+TWO = min(2, CORES)  # the most of two threads that there can be here
+
+
+def _every_call(rank: int, size: int, threads: list[int]) -> int:
+    torch.set_num_threads(threads[rank])
+    one = ringkern.Communicator(threads=1)
+    several = ringkern.Communicator(threads=2)
+    group = dist.new_group(backend="ringkern", pg_options=Options(threads=2))
+    assert one.threads == 1
+    for dtype in (torch.float32, torch.bfloat16, torch.int32):
+        for count in COUNTS:
+            for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+                given = normal(torch.float32, (count,), rank, count).mul(50).to(dtype)
+                wanted = given.clone()
+                one.all_reduce(wanted, op)
+                shared = ringkern.empty(count, dtype=dtype)
+                plain, later, wrapped = (shared.copy_(given).clone() for _ in range(3))
+                several.all_reduce(plain, op)
+                several.all_reduce(shared, op)
+                work = several.all_reduce(later, op, async_op=True)
+                assert work is not None
+                work.wait()
+                dist.all_reduce(wrapped, op, group)
+                for found in (plain, shared, later, wrapped):
+                    assert same(found, wanted), (rank, dtype, count, op)
+    torch.set_num_threads(1)  # one thread runs all parts now, on rank 0 alone if it is the only one
+    x = torch.ones(COUNTS[-1])
+    several.all_reduce(x)
+    assert x.eq(size).all()
+    for ring in (one, several):
+        ring.close()
+    dist.destroy_process_group(group)
+    return several.threads
+
+
+@pytest.mark.parametrize(
+    ("threads", "expected"), [([2, 2, 2], TWO), ([3, 2, 4], TWO), ([2, 2, 1], 1)]
+)
+def test_every_call(ranks: Pool, threads: list[int], expected: int) -> None:
+    """The bits are those of one thread; all ranks use the least number of threads."""
+    assert ranks(3).run(_every_call, threads, timeout_s=150) == [expected] * 3
+
+
+def _fewer_later(rank: int, size: int) -> float:
+    torch.set_num_threads(2)
+    with ringkern.Communicator(threads=2) as ring:
+        torch.set_num_threads(1 + rank)  # rank 0 runs its parts one after the other
+        x = torch.full((COUNTS[-1],), rank + 1.0)
+        ring.all_reduce(x)
+        return x.mean().item()
+
+
+def test_a_rank_may_have_fewer_threads_later(ranks: Pool) -> None:
+    assert ranks(2).run(_fewer_later) == [3.0, 3.0]
+
+
+def _shares(rank: int, size: int) -> tuple[int, int]:
+    torch.set_num_threads(CORES)
+    with ringkern.Communicator() as by_itself:
+        asked = ringkern.Communicator(threads=256)
+        with asked:
+            return by_itself.threads, asked.threads
+
+
+def test_by_itself_a_rank_takes_its_share_of_the_cores(ranks: Pool) -> None:
+    assert ranks(2).run(_shares) == [(max(1, CORES // 2), CORES)] * 2
+
+
+def test_a_wrong_number_is_refused() -> None:
+    store = dist.HashStore()
+    for threads in (0, -1, 257):
+        with pytest.raises(ValueError, match=f"threads is {threads}; give 1 to 256, or None"):
+            ringkern.Communicator.from_store(store, 0, 1, threads=threads)
+        with pytest.raises(ValueError, match="give 1 to 256"):
+            Options(threads=threads)
