@@ -49,6 +49,10 @@ class Group:
         self.size = size
         self.group = dist.new_group(backend="ringkern", timeout=NEVER)
         self.communicator = ringkern.Communicator(timeout=NEVER)
+        torch.set_num_threads(2)
+        self.threaded = ringkern.Communicator(timeout=NEVER, threads=2)
+        torch.set_num_threads(1)
+        self.threaded_all_reduce()
         for call in (self.dist_all_reduce, self.ring_all_reduce):
             call()
         self.all_to_all()
@@ -57,6 +61,7 @@ class Group:
     def close(self) -> None:
         dist.barrier()
         self.communicator.close()
+        self.threaded.close()
         dist.destroy_process_group(self.group)
 
     def ring_all_reduce(self) -> torch.Tensor:
@@ -67,6 +72,15 @@ class Group:
     def large_all_reduce(self) -> torch.Tensor:
         x = _numbers(dist.get_rank(), 100_000)
         self.communicator.all_reduce(x)
+        return x
+
+    def threaded_all_reduce(self) -> torch.Tensor:
+        x = _numbers(dist.get_rank(), 100_000)
+        torch.set_num_threads(2)  # the ranks of other tests have one
+        try:
+            self.threaded.all_reduce(x)
+        finally:
+            torch.set_num_threads(1)
         return x
 
     def async_all_reduce(self) -> torch.Tensor:
