@@ -24,9 +24,8 @@ int64_t segment_bytes(const Geometry& geometry, int channels);
 
 class ThreadedExecutor final : public Executor {
  public:
-  // `segments` hold `segment_bytes(geometry, channels)` each. The number of channels, at least 1, is
-  // the same on all ranks; the number of threads that `parallel_for` uses may differ. Otherwise as
-  // CpuExecutor.
+  // `segments` hold `segment_bytes(geometry, channels)` each. `channels`: at least 1, the same on
+  // all ranks; the number of threads that `parallel_for` uses may differ. Otherwise as CpuExecutor.
   ThreadedExecutor(const Segments& segments, const Geometry& geometry, int rank, int ranks,
                    std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas,
                    int channels, ParallelFor parallel_for);

@@ -15,8 +15,9 @@
 
 namespace ringkern::faults {
 
-// Makes the device that csrc/torch makes for CPU tensors of ranks with two threads. `threads`: given if ranks are threads
-// that share one mapping, which ThreadSanitizer needs; no tensor is then reduced in place.
+// Makes the device that csrc/torch makes for CPU tensors, of ranks with two threads. `threads`:
+// given if ranks are threads that share one mapping, which ThreadSanitizer needs; no tensor is then
+// reduced in place.
 inline Device cpu_device(int rank, int ranks, Milliseconds timeout,
                          const std::shared_ptr<cpu::LocalMemory>& threads = nullptr) {
   Device device;
