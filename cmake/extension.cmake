@@ -47,8 +47,8 @@ target_include_directories(ringkern_torch BEFORE PUBLIC
 target_compile_definitions(ringkern_torch PUBLIC TORCH_EXTENSION_NAME=_C)
 # torch's headers are full of them
 target_compile_options(ringkern_torch PUBLIC -Wno-unused-parameter)
-# at::parallel_for is a template. It takes OpenMP's functions from the library that torch links: with
-# another one, a process would have two teams of threads.
+# at::parallel_for is a template. It takes OpenMP's functions from the library that torch links:
+# with another one, a process would have two teams of threads.
 find_package(OpenMP COMPONENTS CXX)
 if(OpenMP_CXX_FOUND)
   target_compile_options(ringkern_torch PRIVATE ${OpenMP_CXX_FLAGS})
