@@ -214,7 +214,7 @@ class Communicator:
         """Explains the algorithm and protocol of a call, with the predicted time of every choice.
 
         Uses the table of rank 0 once the ranks are connected on a device of this kind, and this
-        rank's own table before. Communicates nothing. Times are those of ranks with one thread. With
+        rank's own table before. Communicates nothing. Times are those of one thread a rank. With
         several hosts, the result describes the ring of this rank's host, and its ``between`` the
         inter-host engine.
 

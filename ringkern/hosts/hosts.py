@@ -106,12 +106,12 @@ def hosts_of(peers: Sequence[Peer]) -> Hosts:
     for peer in peers:
         machines.setdefault(peer.host_key, []).append(peer)
     cores = {key: _cores_of(ranks) / len(ranks) for key, ranks in machines.items()}
-    threads = [
+    threads = tuple(
         min(_threads_of(peer, cores[peer.host_key]) for peer in peers if peer.memory_key == key)
         for key in first
-    ]
+    )
     crowded = any(share < 1 for share in cores.values())
-    return Hosts(tuple(names), host_of, crowded, tuple(threads) if max(threads, default=1) > 1 else ())
+    return Hosts(tuple(names), host_of, crowded, threads if any(n > 1 for n in threads) else ())
 
 
 def _cores_of(peers: Sequence[Peer]) -> int:
