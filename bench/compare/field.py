@@ -38,9 +38,7 @@ class Field:
             # Bare movement is between two, and measures the distance of their cores in any case.
             alone = configuration.name == LIMIT and settings.threads == 1
             ranks = 2 if alone else settings.ranks
-            self._all.append(
-                Contender(configuration, ranks, folder, self._cores, settings.threads)
-            )
+            self._all.append(Contender(configuration, ranks, folder, self._cores, settings.threads))
 
     def __enter__(self) -> Field:
         try:
