@@ -11,8 +11,6 @@
 namespace ringkern::cpu {
 namespace {
 
-constexpr int kUnspunCalls = 1000;
-
 Bell& bell_of(void* segment) { return *static_cast<Bell*>(segment); }
 
 // Returns the segments with the neighbours in the order of the ring.
@@ -88,8 +86,9 @@ RunResult CpuExecutor::run(const Task& task) {
   const std::chrono::nanoseconds timeout = task.timeout.count() > 0 ? task.timeout : timeout_;
   const Reducer reducer(task.reduction);
   if (pauses_ < 0) pauses_ = pauses_for(ranks_ * threads_, mesh_.processors());
-  Wait wait(bell, unspun_ > 0 ? 0 : pauses_, timeout, yield_from_);
+  Wait wait(bell, polling_.on() ? pauses_ : 0, timeout, yield_from_);
   wait.on_rest(task.rests, task.with);
+  wait.learn(lately_);
   WaitReport report;
   Verdict verdict;
   try {
@@ -99,10 +98,7 @@ RunResult CpuExecutor::run(const Task& task) {
     abort();  // the others must not wait for a rank that has failed
     throw;
   }
-  // The system may leave two ranks on one core although others are free, because each rank seems
-  // busy. Polling is tried again periodically.
-  if (wait.shared_a_core()) unspun_ = kUnspunCalls;
-  else if (unspun_ > 0) --unspun_;
+  polling_.note(wait.rested(), wait.shared_a_core());
   if (verdict != Verdict::ok) [[unlikely]]
     fail(task, timeout, report);
   return {.rested = wait.rested()};

@@ -33,9 +33,10 @@ class CpuExecutor final : public Executor {
   const Geometry geometry_;
   const std::chrono::nanoseconds timeout_;
   Mesh mesh_;
-  int pauses_ = -1;                     // -1: unknown yet
-  int unspun_ = 0;                      // calls left that yield at once
+  int pauses_ = -1;  // -1: unknown yet
+  Polling polling_;
   Wait::Clock::time_point yield_from_;  // see Wait
+  std::chrono::nanoseconds lately_{0};  // see Wait
 };
 
 // Runs a collective of one rank.

@@ -29,6 +29,9 @@ constexpr int kRarity = 100;
 constexpr int kRarityOnSharedCores = 1;
 // A yield that took longer gave the core to another thread.
 constexpr std::chrono::nanoseconds kSwitch = std::chrono::microseconds(2);
+// The longest wait that a rank yields through, if its waits have lately been so long: some times as
+// long as it takes to be woken.
+constexpr std::chrono::nanoseconds kLongestYielding = std::chrono::microseconds(500);
 // The longest sleep without a ring: bounds the harm of a neighbour that died between publishing and
 // ringing, and the delay until a deadline is noticed.
 constexpr std::chrono::nanoseconds kLongestSleep = std::chrono::milliseconds(50);
@@ -85,7 +88,8 @@ Processors my_processors() {
 
 Wait::Ladder::Ladder(Wait& wait)
     : wait_(wait), start_(Clock::now()), now_(start_),
-      yields_(start_ < wait.yield_from_ ? 0 : kYields) {
+      yields_(start_ < wait.yield_from_ ? 0 : kYields),
+      yield_until_(yields_ > 0 && wait.lately_ != nullptr ? start_ + *wait.lately_ : start_) {
   wait.begin_rest();
 }
 
@@ -101,6 +105,7 @@ void Wait::Ladder::yield() {
 
 void Wait::Ladder::sleep_from_now_on() {
   yields_ = 0;
+  yield_until_ = start_;
   const int rarity = wait_.pauses_ > 0 ? kRarity : kRarityOnSharedCores;
   wait_.yield_from_ = now_ + rarity * std::exchange(last_yield_, {});
 }
@@ -110,7 +115,7 @@ Verdict Wait::Ladder::rest() {
   look_out();
   if (aborted(bell)) return Verdict::aborted;
   if (last_yield_ >= kLongYield) sleep_from_now_on();  // and the awaited data has not come
-  if (yields_ > 0) {
+  if (yields_ > 0 || now_ < yield_until_) {
     yield();
     return Verdict::ok;
   }
@@ -129,6 +134,15 @@ Verdict Wait::Ladder::rest() {
 void Wait::Ladder::leave(Verdict verdict) {
   if (verdict == Verdict::ok && !announced_ && last_yield_ >= kSwitch) wait_.shared_a_core_ = true;
   if (announced_) atomic(wait_.bell_.asleep).store(0, std::memory_order_relaxed);
+  if (wait_.lately_ == nullptr) return;
+  // Twice as long as this wait covers most of the next ones; a few short waits between them, or a
+  // single long one, change little.
+  std::chrono::nanoseconds& lately = *wait_.lately_;
+  const std::chrono::nanoseconds waited = Clock::now() - start_;
+  if (waited > kLongestYielding) lately -= lately / 4;
+  else
+    lately =
+        std::clamp<std::chrono::nanoseconds>(2 * waited, lately - lately / 8, kLongestYielding);
 }
 
 }  // namespace ringkern::cpu

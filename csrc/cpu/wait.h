@@ -7,6 +7,10 @@
 // Yielding is quicker than sleeping if the core goes to a rank of this ring. A computing program
 // keeps it for milliseconds each time, whereas a woken rank usually has it back in microseconds. So
 // a rank whose yield took long, and whose data did not come meanwhile, sleeps instead for a while.
+//
+// A sleeper takes some 50 us to be woken. Ranks that compute between their calls often come 20 to
+// 200 us apart, so a rank whose waits have lately been of this length yields for longer, unless
+// another program takes its core.
 #pragma once
 
 #include <array>
@@ -64,6 +68,29 @@ int pauses_for(int ranks, int processors);
 using Processors = std::array<uint64_t, 16>;
 Processors my_processors();
 
+// Decides whether a rank polls: not while it shares a core with another rank of its ring, which
+// polling keeps from running. The system may leave two ranks on one core although others are free,
+// because each rank seems busy. Polling is tried again after some calls.
+class Polling {
+ public:
+  bool on() const { return without_ == 0; }
+  // Takes the outcome of a call: whether it waited for long, and whether by Wait::shared_a_core(). A
+  // single yield may have taken long for another reason, such as an interrupt.
+  void note(bool waited, bool shared_a_core) {
+    if (without_ > 0) --without_;
+    if (!waited) return;
+    shared_ = shared_a_core ? shared_ + 1 : 0;
+    if (shared_ < kEnough) return;
+    shared_ = kEnough - 1;  // one more is enough when polling is tried again
+    without_ = kCallsWithout;
+  }
+
+ private:
+  static constexpr int kEnough = 4, kCallsWithout = 1000;
+  int shared_ = 0;   // calls in a row
+  int without_ = 0;  // calls left
+};
+
 class Wait {
  public:
   using Clock = std::chrono::steady_clock;
@@ -78,6 +105,12 @@ class Wait {
   void on_rest(void (*rests)(void*), void* with) {
     rests_ = rests;
     with_ = with;
+  }
+
+  // Keeps in `lately` how long to yield, by the length of earlier waits. Not for ranks that share
+  // cores: there somebody always wants the core.
+  void learn(std::chrono::nanoseconds& lately) {
+    if (pauses_ > 0) lately_ = &lately;
   }
 
   bool rested() const { return rested_; }
@@ -131,6 +164,7 @@ class Wait {
     const Clock::time_point start_;
     Clock::time_point now_;
     int yields_;                     // left
+    Clock::time_point yield_until_;  // also without yields left
     Clock::duration last_yield_{0};  // 0 once it was in vain
     uint32_t rung_ = 0;
     bool announced_ = false;
@@ -148,6 +182,7 @@ class Wait {
   int pauses_;
   std::chrono::nanoseconds timeout_;
   Clock::time_point& yield_from_;
+  std::chrono::nanoseconds* lately_ = nullptr;
   void (*rests_)(void*) = nullptr;
   void* with_ = nullptr;
   bool rested_ = false, shared_a_core_ = false;

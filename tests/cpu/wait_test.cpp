@@ -22,7 +22,9 @@ using namespace std::chrono_literals;
 namespace {
 
 std::atomic<int> yields{0};
-std::atomic<std::chrono::nanoseconds> away{0ns};  // duration of a yield, like on a busy core
+// Duration of a yield, like on a busy core; kIdle: it returns at once, like on an idle one.
+constexpr std::chrono::nanoseconds kIdle{-1};
+std::atomic<std::chrono::nanoseconds> away{0ns};
 // Called with the word if a sleep ended without a ring.
 std::atomic<void (*)(const uint32_t* word, uint32_t expected)> overslept{nullptr};
 
@@ -32,6 +34,7 @@ std::atomic<void (*)(const uint32_t* word, uint32_t expected)> overslept{nullptr
 extern "C" int sched_yield() noexcept {
   ++yields;
   static const auto libc = reinterpret_cast<int (*)()>(::dlsym(RTLD_NEXT, "sched_yield"));
+  if (away.load() == kIdle) return 0;
   if (away.load() == 0ns) return libc();
   timespec left{0, std::chrono::nanoseconds(away.load()).count()};
   while (nanosleep(&left, &left) != 0 && errno == EINTR) continue;
@@ -127,6 +130,81 @@ TEST_CASE("a core that two ranks share is found") {
   CHECK(!found(20ms, after_a_yield));
   CHECK(!found(50us, [](const cpu::Bell&, int) { return true; }));
   CHECK(!found(50us, [](const cpu::Bell& bell, int) { return cpu::asleep(bell); }));
+}
+
+// Returns the time for which later waits yield, after a wait that takes at least this long and
+// began with `lately`.
+std::chrono::nanoseconds learned(std::chrono::nanoseconds lately, std::chrono::nanoseconds takes,
+                                 int pauses = 1) {
+  cpu::Bell bell{};
+  std::chrono::steady_clock::time_point yield_from;
+  cpu::Wait wait(bell, pauses, 60s, yield_from);
+  wait.learn(lately);
+  int polls = 0;
+  CHECK(wait.until([&] {
+    if (++polls == 10) std::this_thread::sleep_for(takes);
+    return polls == 10;
+  }) == Verdict::ok);
+  return lately;
+}
+
+TEST_CASE("waits teach the next ones how long to yield") {
+  // The system may take the core away for longer.
+  const auto end = std::chrono::steady_clock::now() + 60s;
+  bool ever = false;
+  while (!ever && std::chrono::steady_clock::now() < end) ever = learned(0us, 100us) >= 200us;
+  CHECK(ever);
+  for (const auto takes : {0us, 100us, 240us})
+    for (const auto before : {0us, 100us, 500us}) {
+      const auto after = learned(before, takes);
+      CHECK(after <= 500us);
+      CHECK(after >= before / 4 * 3);
+    }
+  CHECK(learned(400us, 600us) == 300us);  // in vain
+  CHECK(learned(400us, 100us, /*pauses=*/0) == 400us);
+}
+
+TEST_CASE("a rank that has learned to yield does not sleep early") {
+  // Returns whether the rank sleeps before it has polled two hundred times.
+  const auto sleeps = [](std::chrono::nanoseconds lately, std::chrono::nanoseconds each) {
+    cpu::Bell bell{};
+    std::chrono::steady_clock::time_point yield_from;
+    cpu::Wait wait(bell, /*pauses=*/1, 60s, yield_from);
+    wait.learn(lately);
+    int polls = 0;
+    bool slept = false;
+    away = each;
+    CHECK(wait.until([&] {
+      slept = slept || cpu::asleep(bell);
+      return slept || ++polls == 200;
+    }) == Verdict::ok);
+    away = 0ns;
+    return slept;
+  };
+  CHECK(sleeps(0us, kIdle));
+  bool ever = false;  // the system may have taken the core away
+  for (int i = 0; i < 20; ++i) ever = ever || !sleeps(1h, kIdle);
+  CHECK(ever);
+  CHECK(sleeps(1h, 20ms));  // another program takes the core
+}
+
+TEST_CASE("a rank stops polling after several waits on a shared core, and tries again") {
+  cpu::Polling polling;
+  const auto note = [&](int calls, bool waited, bool shared) {
+    for (int i = 0; i < calls; ++i) polling.note(waited, shared);
+    return polling.on();
+  };
+  CHECK(note(3, true, true));
+  CHECK(note(1, true, false));  // a slow yield that was an accident
+  CHECK(note(3, true, true));
+  CHECK(note(1, false, false));  // data that was there tells nothing
+  CHECK(!note(1, true, true));
+  CHECK(!note(999, true, false));
+  CHECK(note(1, true, false));
+  CHECK(note(3, true, true));
+  CHECK(!note(1, true, true));
+  CHECK(note(1000, false, false));
+  CHECK(!note(1, true, true));  // still shared
 }
 
 // A task is told of its rest once, before the first; never if all data was there in time.
