@@ -2,6 +2,7 @@
 
     python bench/overhead.py call --ranks 2 --json out.json
     python bench/overhead.py norm --ranks 2 --json out.json
+    python bench/overhead.py late --ranks 2 --json out.json
 
 ``call``: what a call costs beside its data, by an all-reduce of 8 bytes: ``dist.all_reduce`` over
 the backend "ringkern", the same over "gloo", and ``ringkern.ring_all_reduce``, which goes past
@@ -11,12 +12,16 @@ Python, c10d and the backend.
 ``norm``: ``functional.all_reduce_residual_rms_norm`` of bfloat16 beside the operations that it
 replaces: ``ring_all_reduce`` in place, an addition, and ``torch.nn.functional.rms_norm``.
 
+``late``: all-reduces of 2 KiB by ranks that compute for 30 us before each, and in turn for longer,
+so that the others wait. The least possible time is the sum of both.
+
 All contenders take turns, in one run; times are those of rank 0, whose calls wait for all others.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -41,6 +46,7 @@ SECONDS = 0.2  # of calls, a contender and repeat
 
 HIDDEN = (1024, 2048, 4096, 8192)
 ROWS = (1, 4, 16, 64)
+COMPUTE_US, LATE_US = 30, (20, 50, 100, 200, 1000)
 
 Contenders = dict[str, Callable[[], object]]
 
@@ -77,7 +83,33 @@ def norm_contenders(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tenso
     }
 
 
-CASES = {"call": call_cases, "norm": norm_cases}
+def late_cases() -> Iterator[tuple[str, Contenders]]:
+    x = torch.zeros(512)
+    for late_us in LATE_US:
+        yield (
+            f"{COMPUTE_US} + {late_us} us",
+            {
+                "ring_all_reduce": step_of(lambda: ringkern.ring_all_reduce(x), late_us),
+                "backend gloo": step_of(lambda: dist.all_reduce(x), late_us),
+            },
+        )
+
+
+def step_of(call: Callable[[], object], late_us: int) -> Callable[[], None]:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    turns = itertools.count()
+
+    def step() -> None:
+        is_late = next(turns) % ranks == rank
+        end = time.perf_counter() + (COMPUTE_US + late_us * is_late) / 1e6
+        while time.perf_counter() < end:
+            pass
+        call()
+
+    return step
+
+
+CASES = {"call": call_cases, "norm": norm_cases, "late": late_cases}
 
 
 def measure(what: str, json_file: str | None) -> int:

@@ -7,8 +7,8 @@ namespace ringkern::cpu {
 namespace {
 
 constexpr int64_t kPage = 4096;
-// Threads that wait for work take some 5 us to start, as long as one thread takes for 64 KiB; from
-// 256 KiB on four take half the time of one (two ranks, Intel Xeon, 16 cores).
+// Threads that poll for work take some 5 us to start, as long as one thread takes for 64 KiB. From
+// 256 KiB on four take half of the time of one (two ranks, Intel Xeon, 16 cores).
 constexpr int64_t kLeastCall = 256 << 10, kLeastPart = 64 << 10;
 
 // Returns the smallest geometry: channels but the first run no ring.
