@@ -24,7 +24,7 @@ import ringkern_autoload
 from . import _C, news, recorder
 from .arguments import way_asked
 from .choose import ring_order, tables
-from .config import ON_FAULT, config, threads_asked, timeout_seconds
+from .config import ON_FAULT, check_threads, config, timeout_seconds
 from .hosts import engine_names, find_hosts, over_hosts
 
 
@@ -54,7 +54,7 @@ class Options:
 
     def __post_init__(self) -> None:
         engine_names(self.inter_host)
-        threads_asked(self.threads)
+        check_threads(self.threads)
         if self.on_fault not in (None, *ON_FAULT):
             raise ValueError(f"on_fault is {self.on_fault!r}; accepted: {', '.join(ON_FAULT)}")
 
@@ -90,8 +90,7 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
     recorder.remember_group(name, "undefined" if ranks else "default_pg", ranks or range(size))
     news.start()
     seconds = timeout_seconds(options.timeout)
-    threads = threads_asked(asked.threads)
-    hosts, roster = find_hosts(options.store, name, rank, size, seconds, threads)
+    hosts, roster = find_hosts(options.store, name, rank, size, seconds, asked.threads)
     joined: dict[str, Any] = {}
     if hosts.count > 1:
         recorder.remember_hosts(name, hosts)

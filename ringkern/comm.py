@@ -17,7 +17,7 @@ import torch.distributed as dist
 from . import _C, news, recorder
 from .arguments import Op, SupportsDLPack, as_tensor, protocol_name, reduce_op, way_asked
 from .choose import ring_order, tables
-from .config import config, threads_asked, timeout_seconds
+from .config import check_threads, config, timeout_seconds
 from .groups import place_of, resolve_group, untraced
 from .hosts import Hosts, engine_names, find_hosts, over_hosts
 
@@ -45,8 +45,8 @@ class Communicator:
             ``"cpu:gloo,cuda:nccl"``.
         threads: how many threads of this rank run an all-reduce of a CPU tensor of 256 KiB or more:
             torch's intra-op threads, at most as many as the process has cores. All ranks of a host
-            use the least of their numbers. ``None``: ``RINGKERN_THREADS``, or this rank's share of
-            the cores of the host's ranks.
+            use the least of their numbers. ``None``: this rank's share of the cores of the host's
+            ranks.
 
     Raises:
         CommUsageError: torch.distributed is not initialised.
@@ -111,10 +111,11 @@ class Communicator:
         inter_host: str | None,
         threads: int | None,
     ) -> None:
+        check_threads(threads)
         if inter_host is not None:
             engine_names(inter_host)
         seconds = timeout_seconds(timeout)
-        hosts, roster = find_hosts(store, name, rank, size, seconds, threads_asked(threads))
+        hosts, roster = find_hosts(store, name, rank, size, seconds, threads)
         self._c: _C.Communicator | _C.HostsCommunicator
         if hosts.count > 1:
             recorder.remember_hosts(name, hosts)

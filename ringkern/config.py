@@ -51,7 +51,6 @@ class Config:
     inter_host: str | None = None
     on_fault: str = ""
     cuda_memory: str = "auto"
-    threads: int | None = None
 
     @property
     def leaves_all_open(self) -> bool:
@@ -111,23 +110,6 @@ def _on_fault(text: str) -> str:
     if text not in ON_FAULT:
         raise ValueError(f"RINGKERN_ON_FAULT={text!r}: choose one of {', '.join(ON_FAULT)}")
     return text
-
-
-def _threads(text: str) -> int | None:
-    if text == "auto":
-        return None
-    try:
-        return _checked_threads(int(text))
-    except ValueError:
-        raise ValueError(
-            f"RINGKERN_THREADS={text!r}: give auto, or a number from 1 to {MOST_THREADS}"
-        ) from None
-
-
-def _checked_threads(threads: int) -> int:
-    if not 1 <= threads <= MOST_THREADS:
-        raise ValueError(f"threads is {threads}; give 1 to {MOST_THREADS}, or None")
-    return threads
 
 
 def _dump_dir(text: str) -> Path:
@@ -220,16 +202,6 @@ _READ_AT_IMPORT = (
         CUDA_MEMORY,
         "memory between ranks on GPUs; `auto`: device memory where both can open the other's, "
         "otherwise host memory; `ipc`: the same without file descriptors; `host`: host memory",
-    ),
-    Variable(
-        "RINGKERN_THREADS",
-        "auto",
-        f"auto, 1 to {MOST_THREADS}",
-        "threads of this rank for a large all-reduce of CPU tensors, at most "
-        "`torch.get_num_threads()` and the cores it may use; `auto`: its share of the cores; the "
-        "ranks of a host all use the least of their numbers",
-        field="threads",
-        parse=_threads,
     ),
     Variable(
         "RINGKERN_DUMP_DIR",
@@ -345,13 +317,10 @@ def timeout_seconds(timeout: timedelta | None) -> float:
     return seconds
 
 
-def threads_asked(threads: int | None) -> int | None:
-    """Returns ``threads``; ``None``: ``RINGKERN_THREADS``, or ``None`` for a share of the cores.
-
-    Raises:
-        ValueError: it is not 1 to 256.
-    """
-    return config.threads if threads is None else _checked_threads(threads)
+def check_threads(threads: int | None) -> None:
+    """Raises ValueError unless ``threads`` is 1 to 256, or ``None``."""
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise ValueError(f"threads is {threads}; give 1 to {MOST_THREADS}, or None")
 
 
 def between_hosts() -> dict[str, str]:
