@@ -74,8 +74,8 @@ Processors my_processors();
 class Polling {
  public:
   bool on() const { return without_ == 0; }
-  // Takes the outcome of a call: whether it waited for long, and whether by Wait::shared_a_core(). A
-  // single yield may have taken long for another reason, such as an interrupt.
+  // Takes the outcome of a call: whether it waited for long, and Wait::shared_a_core(). A single
+  // yield may have taken long for another reason, such as an interrupt.
   void note(bool waited, bool shared_a_core) {
     if (without_ > 0) --without_;
     if (!waited) return;
