@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,35 @@ def test_hosts_differ_by_boot_network_or_name(
 )
 def test_hosts_know_if_ranks_share_cores(peers: list[Peer], crowded: bool) -> None:
     assert hosts_of(peers).crowded == crowded
+
+
+def with_threads(rank: int, threads: int, shares: bool, **others: Any) -> Peer:
+    return replace(peer(rank, **others), threads=threads, shares=shares)
+
+
+@pytest.mark.parametrize(
+    ("peers", "threads"),
+    [
+        ([with_threads(0, 1, True, cores=8), with_threads(1, 1, True, cores=8)], ()),
+        # Of 8 cores together each has 4, or as many as torch's threads.
+        ([with_threads(0, 8, True, cores=8), with_threads(1, 8, True, cores=8)], (4,)),
+        ([with_threads(0, 8, True, cores=8), with_threads(1, 2, True, cores=8)], (2,)),
+        # A number that was asked for is not a share.
+        ([with_threads(0, 8, False, cores=8), with_threads(1, 8, False, cores=8)], (8,)),
+        ([with_threads(0, 8, False, cores=8), with_threads(1, 8, True, cores=8)], (4,)),
+        ([with_threads(0, 8, True, cores=1), with_threads(1, 8, True, cores=1)], ()),
+        # Hosts count by themselves, and those of one machine share its cores.
+        ([with_threads(0, 8, True, cores=8), with_threads(1, 3, True, host="b")], (8, 3)),
+        ([with_threads(0, 8, True, cores=8), with_threads(1, 1, True, net=8, cores=8)], (4, 1)),
+    ],
+)
+def test_the_ranks_of_a_host_use_the_least_of_their_threads(
+    peers: list[Peer], threads: tuple[int, ...]
+) -> None:
+    hosts = hosts_of(peers)
+    assert hosts.threads == threads
+    assert hosts.threads_of(1) == (threads[hosts.host_of[1]] if threads else 1)
+    assert Hosts.from_json(hosts.to_json(), 2) == hosts
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringkern.hosts.peer import MAX_BYTES, Peer, this_peer
+from ringkern.hosts.peer import MAX_BYTES, VERSION, Peer, this_peer
 
 PEER = Peer(1, "host", "boot", 4026531836, 77, (0, 2), 4026531840, "name")
 
@@ -37,10 +37,10 @@ def changed(**values: Any) -> str:
         ("", "is no JSON"),
         (b"\xff\xfe\x00", "is no JSON"),
         ("[" * 60_000, "is no JSON"),
-        ("[]", "is not of version 3: all ranks need the same ringkern"),
-        (changed(version=1), "is not of version 3"),
+        ("[]", f"is not of version {VERSION}: all ranks need the same ringkern"),
+        (changed(version=1), f"is not of version {VERSION}"),
         (changed(more=1), "has ['more']; accepted: rank, host, "),
-        (json.dumps({"version": 3, "rank": 1}), "host is missing; accepted: a text"),
+        (json.dumps({"version": VERSION, "rank": 1}), "host is missing; accepted: a text"),
         (changed(rank=2), "is of rank 2: two ranks use the same number"),
         (changed(rank=True), "rank is True; accepted: a whole number"),
         (changed(pid=-1), "pid is -1; accepted: a whole number, 0 to "),
@@ -49,6 +49,8 @@ def changed(**values: Any) -> str:
         (changed(host="a\nb"), "host is 'a\\nb'; accepted: a text"),
         (changed(named=None), "named is None; accepted: a text"),
         (changed(cores=3), "cores is 3; accepted: a list"),
+        (changed(threads=0), "threads is 0; accepted: a whole number, 1 to 256"),
+        (changed(shares=1), "shares is 1; accepted: "),
         (changed(cores=[0, -1]), "cores[1] is -1; accepted: a whole number"),
         (changed(host="x" * MAX_BYTES), f"at most {MAX_BYTES} are accepted"),
     ],
