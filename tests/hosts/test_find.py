@@ -118,7 +118,7 @@ def with_threads(rank: int, threads: int, shares: bool, **others: Any) -> Peer:
     ("peers", "threads"),
     [
         ([with_threads(0, 1, True, cores=8), with_threads(1, 1, True, cores=8)], ()),
-        # Of 8 cores together each has 4, or as many as torch's threads.
+        # Each has 4 of 8 cores that both have, or as many as torch's threads.
         ([with_threads(0, 8, True, cores=8), with_threads(1, 8, True, cores=8)], (4,)),
         ([with_threads(0, 8, True, cores=8), with_threads(1, 2, True, cores=8)], (2,)),
         # A number that was asked for is not a share.
