@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import itertools
 import multiprocessing
 import os
 import signal
@@ -101,9 +102,11 @@ def a_core_each(ranks: int) -> bool:
 
 
 def cores_by_rank(ranks: int, threads: int, pinned: bool) -> list[list[int]]:
-    """Returns the cores of each rank, one for each of its threads; none if it is not pinned."""
-    cores = sorted(os.sched_getaffinity(0))
-    return [cores[r * threads : (r + 1) * threads] for r in range(ranks)] if pinned else []
+    """Returns the cores of each rank, one for each of its threads, in turn; none if not pinned."""
+    if not pinned:
+        return []
+    cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
+    return [list(itertools.islice(cores, threads)) for _ in range(ranks)]
 
 
 def pin(rank: int) -> None:

@@ -39,7 +39,10 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the limit needs two cores")
+CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.mark.skipif(CORES < 2, reason="the limit needs two cores")
 def test_ringkern_gloo_and_the_limit(tmp_path: Path) -> None:
     out, plot = tmp_path / "out.json", tmp_path / "out.png"
     done = bench(
@@ -76,7 +79,7 @@ def test_ringkern_gloo_and_the_limit(tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the limit needs two cores")
+@pytest.mark.skipif(CORES < 2, reason="the limit needs two cores")
 def test_a_way_that_is_asked_for() -> None:
     done = bench(
         *("--vs", "none", "--modes", "py,c", "--algo", "ring", "--proto", "ll", "-d", "bfloat16"),
@@ -92,7 +95,23 @@ def test_a_way_that_is_asked_for() -> None:
     assert {tuple(line[12:14]) for line in lines} == {("ring", "ll")}
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the limit needs two cores")
+def test_ranks_with_two_threads_next_to_a_copy(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = bench(
+        *("--vs", "none", "--modes", "py", "--threads", "2", "-b", "256K", "-e", "256K"),
+        *("--seconds", "0.05", "-J", str(out)),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "in place, 2 threads each, not pinned;" in done.stdout or CORES >= 4
+    (row,) = json.loads(out.read_text())["rows"]
+    found = {r["contender"]: r for r in row["results"]}
+    assert set(found) == {"ringkern", "ringkern:shared", "limit"}
+    assert found["limit"]["mode"].startswith("copy/")
+    assert found["limit"]["wrong"] is None  # a copy sums nothing
+    assert found["ringkern"]["wrong"] == found["ringkern:shared"]["wrong"] == 0
+
+
+@pytest.mark.skipif(CORES < 2, reason="the limit needs two cores")
 def test_the_limit_is_right_at_any_length(tmp_path: Path) -> None:
     sizes = (4, 12, 56, 60, 1000, 65540, 300 << 10, (1 << 20) + 4)
     settings = Settings(sizes=sizes, seconds=0.01, rotate=4 << 20, timeout_s=LIMIT_S)

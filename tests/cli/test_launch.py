@@ -327,3 +327,10 @@ def test_ranks_keep_to_a_core_each(pinned: bool, tmp_path: Path) -> None:
     expected = [[here[rank % len(here)]] if pinned else here for rank in range(3)]
     assert found == list(map(str, expected))
     assert sorted(os.sched_getaffinity(0)) == here
+
+
+def test_the_threads_of_ranks_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 4, 5, 7})
+    assert launch.cores_by_rank(2, 2, pinned=True) == [[2, 4], [5, 7]]
+    assert launch.cores_by_rank(3, 2, pinned=True) == [[2, 4], [5, 7], [2, 4]]  # not enough cores
+    assert launch.cores_by_rank(2, 2, pinned=False) == []
