@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -19,8 +21,22 @@ CORES = len(os.sched_getaffinity(0))
 TWO = min(2, CORES)  # the most of two threads that there can be here
 
 
+@contextmanager
+def _torch_threads(number: int) -> Iterator[None]:
+    """Sets torch's threads, and afterwards one, as the ranks of all other tests have."""
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
+
+
 def _every_call(rank: int, size: int, threads: list[int]) -> int:
-    torch.set_num_threads(threads[rank])
+    with _torch_threads(threads[rank]):
+        return _compare(rank, size)
+
+
+def _compare(rank: int, size: int) -> int:
     one = ringkern.Communicator(threads=1)
     several = ringkern.Communicator(threads=2)
     group = dist.new_group(backend="ringkern", pg_options=Options(threads=2))
@@ -41,7 +57,7 @@ def _every_call(rank: int, size: int, threads: list[int]) -> int:
                 dist.all_reduce(wrapped, op, group)
                 for found in (plain, shared, later, wrapped):
                     assert same(found, wanted), (rank, dtype, count, op)
-    torch.set_num_threads(1)  # one thread runs all parts now, on rank 0 alone if it is the only one
+    torch.set_num_threads(1)  # one thread runs all parts now
     x = torch.ones(COUNTS[-1])
     several.all_reduce(x)
     assert x.eq(size).all()
@@ -60,8 +76,7 @@ def test_every_call(ranks: Pool, threads: list[int], expected: int) -> None:
 
 
 def _fewer_later(rank: int, size: int) -> float:
-    torch.set_num_threads(2)
-    with ringkern.Communicator(threads=2) as ring:
+    with _torch_threads(2), ringkern.Communicator(threads=2) as ring:
         torch.set_num_threads(1 + rank)  # rank 0 runs its parts one after the other
         x = torch.full((COUNTS[-1],), rank + 1.0)
         ring.all_reduce(x)
@@ -73,11 +88,12 @@ def test_a_rank_may_have_fewer_threads_later(ranks: Pool) -> None:
 
 
 def _shares(rank: int, size: int) -> tuple[int, int]:
-    torch.set_num_threads(CORES)
-    with ringkern.Communicator() as by_itself:
-        asked = ringkern.Communicator(threads=256)
-        with asked:
-            return by_itself.threads, asked.threads
+    with (
+        _torch_threads(CORES),
+        ringkern.Communicator() as by_itself,
+        ringkern.Communicator(threads=256) as asked,
+    ):
+        return by_itself.threads, asked.threads
 
 
 def test_by_itself_a_rank_takes_its_share_of_the_cores(ranks: Pool) -> None:
