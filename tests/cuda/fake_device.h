@@ -345,17 +345,13 @@ class FakeDevices {
   void* claim(size_t bytes) {
     const int fd = ::memfd_create("fake device", MFD_CLOEXEC);
     if (fd < 0 || ::ftruncate(fd, off_t(bytes)) != 0) return nullptr;
-    void* at = map(fd, bytes);
-    mine_.at(at).fd = fd;
-    return at;
+    return map({bytes, fd});
   }
-  void free(void* at) {
-    ::close(mine_.at(at).fd);
-    ::munmap(at, mine_.extract(at).mapped().bytes);
-  }
+  void free(void* at) { ::close(unmap(at).fd); }
   cudaIpcMemHandle_t handle_of(void* at, int device) const {
     cudaIpcMemHandle_t handle{};
-    const Handle h{::getpid(), device, mine_.at(at)};
+    const std::lock_guard lock(mapping_);
+    const Handle h{::getpid(), device, mapped_.at(at)};
     return std::memcpy(&handle, &h, sizeof h), handle;
   }
   static int device_of(const cudaIpcMemHandle_t& handle) { return read(handle).device; }
@@ -365,11 +361,11 @@ class FakeDevices {
         "/proc/" + std::to_string(h.pid) + "/fd/" + std::to_string(h.memory.fd);
     const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0) return nullptr;
-    void* at = map(fd, h.memory.bytes);
+    void* at = map({h.memory.bytes, fd});
     ::close(fd);
     return at;
   }
-  void close(void* at) { ::munmap(at, mine_.extract(at).mapped().bytes); }
+  void close(void* at) { unmap(at); }
 
  private:
   struct Device {
@@ -458,10 +454,17 @@ class FakeDevices {
     s->done.notify_all();
   }
 
-  void* map(int fd, size_t bytes) {
-    void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    mine_[at] = {bytes, -1};
+  void* map(const Memory& memory) {
+    void* at = ::mmap(nullptr, memory.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd, 0);
+    const std::lock_guard lock(mapping_);
+    mapped_[at] = memory;
     return at;
+  }
+  Memory unmap(void* at) {
+    const std::lock_guard lock(mapping_);  // until it is unmapped: then its address may return
+    const Memory memory = mapped_.extract(at).mapped();
+    ::munmap(at, memory.bytes);
+    return memory;
   }
 
   static constexpr int kDevices = 8;
@@ -470,7 +473,8 @@ class FakeDevices {
   std::map<cudaStream_t, StreamPtr> made_;
   std::set<CapturePtr> captures_;
   unsigned long long last_capture_ = 0;
-  std::map<void*, Memory> mine_;  // of the thread that makes the ring alone
+  mutable std::mutex mapping_;  // several links may be made at once
+  std::map<void*, Memory> mapped_;
 };
 
 }  // namespace ringkern::test

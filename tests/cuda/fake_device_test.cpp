@@ -286,6 +286,22 @@ TEST_CASE("the runtime asks devices that work") {
   runtime = {};
 }
 
+TEST_CASE("several threads claim, open and free memory at the same time") {
+  FakeDevices& devices = devices_of(1);
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 4; ++thread)
+    threads.emplace_back([&] {
+      for (int round = 0; round < 2000; ++round) {
+        auto* const at = static_cast<char*>(devices.claim(4096));
+        auto* const seen = static_cast<char*>(devices.open(devices.handle_of(at, 0)));
+        at[1] = 7;
+        CHECK_EQ(seen[1], 7);
+        devices.close(seen), devices.free(at);
+      }
+    });
+  for (std::thread& each : threads) each.join();
+}
+
 }  // namespace
 
 #endif

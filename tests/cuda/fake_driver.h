@@ -24,7 +24,6 @@ inline int device_of_file(int fd) {
   return std::sscanf(name, "/memfd:fake device %d", &device) == 1 ? device : -1;
 }
 
-inline std::mutex mapping_files;
 inline std::map<CUdeviceptr, int> device_mapped_at;
 
 inline CUresult fake_granularity(size_t* bytes, const CUmemAllocationProp*,
@@ -77,21 +76,21 @@ inline CUresult fake_map(CUdeviceptr at, size_t bytes, size_t, CUmemGenericAlloc
   if (::mmap(to, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, int(memory), 0) == MAP_FAILED)
     return CUDA_ERROR_INVALID_VALUE;
   const int device = device_of_file(int(memory));
-  const std::lock_guard lock(mapping_files);
+  const std::lock_guard lock(of_memory);
   device_mapped_at[at] = device;
   if (runtime.working == nullptr) runtime.memory[static_cast<std::byte*>(to)] = {device, bytes};
   return CUDA_SUCCESS;
 }
 inline CUresult fake_unmap(CUdeviceptr at, size_t bytes) {
   void* const from = reinterpret_cast<void*>(at);
-  const std::lock_guard lock(mapping_files);
+  const std::lock_guard lock(of_memory);
   if (device_mapped_at.erase(at) == 0) return CUDA_ERROR_INVALID_VALUE;
   if (runtime.working == nullptr) runtime.memory.erase(static_cast<std::byte*>(from));
   (void)::mmap(from, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
   return CUDA_SUCCESS;
 }
 inline CUresult fake_set_access(CUdeviceptr at, size_t bytes, const CUmemAccessDesc* what, size_t) {
-  const std::lock_guard lock(mapping_files);
+  const std::lock_guard lock(of_memory);
   const int from = what->location.id, to = device_mapped_at.at(at);
   if (from != to && (!runtime.peers || runtime.apart.contains({from, to})))
     return CUDA_ERROR_INVALID_DEVICE;

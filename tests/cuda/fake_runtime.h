@@ -14,6 +14,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -88,6 +89,8 @@ struct FakeRuntime {
   }
 };
 inline FakeRuntime runtime;
+inline std::mutex
+    of_memory;  // of its registered and mapped memory; several links may be made at once
 inline void make_context(int device) {
   std::atomic_ref(runtime.contexts).fetch_or(uint32_t(1) << device);
 }
@@ -221,6 +224,7 @@ cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* bus) {
   return there ? cudaSuccess : runtime.last = cudaErrorInvalidDevice;
 }
 cudaError_t cudaDeviceEnablePeerAccess(int to, unsigned) {
+  const std::lock_guard lock(ringkern::test::of_memory);
   const bool fresh = runtime.access.insert({runtime.current, to}).second;
   return runtime.last = fresh ? cudaSuccess : cudaErrorPeerAccessAlreadyEnabled;
 }
@@ -258,14 +262,17 @@ cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
 cudaError_t cudaHostRegister(void* p, size_t, unsigned) {
   make_context(runtime.current);
   if (!runtime.registers) return runtime.last = cudaErrorMemoryAllocation;
+  const std::lock_guard lock(ringkern::test::of_memory);
   const bool fresh = runtime.registered.insert(p).second;
   return runtime.last = fresh ? cudaSuccess : cudaErrorHostMemoryAlreadyRegistered;
 }
 cudaError_t cudaHostUnregister(void* p) {
+  const std::lock_guard lock(ringkern::test::of_memory);
   const bool there = runtime.registered.erase(p) == 1;
   return runtime.last = there ? cudaSuccess : cudaErrorHostMemoryNotRegistered;
 }
 cudaError_t cudaHostGetDevicePointer(void** seen, void* p, unsigned) {
+  const std::lock_guard lock(ringkern::test::of_memory);
   if (!runtime.registered.contains(p)) return runtime.last = cudaErrorInvalidValue;
   return *seen = p, cudaSuccess;
 }
