@@ -1,0 +1,1 @@
+"""Plug-ins for other projects. Each module imports its project and is loaded by it."""
