@@ -31,7 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 # Folders of the library's own tests; the others test tools, pages, builds and measurements.
-LIBRARY = {"comm", "core", "faults", "hosts", "reduce", "torch"}
+LIBRARY = {"comm", "core", "faults", "hosts", "integrations", "reduce", "torch"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -63,6 +63,9 @@ class RingCommunicator(CpuCommunicator):  # type: ignore[misc]
             self.ranks, backend="ringkern", use_local_synchronization=True, group_desc=unique_name
         )
         self.supports_tensor_dict = True
+        # Connects the ranks of all_reduce(), so that a worker that ends before its first call is
+        # missed at once.
+        ring_all_reduce(torch.zeros(1), group=self.device_group)
         _log.info("Group %s: %d ranks over ringkern", unique_name, self.world_size)
 
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
@@ -104,7 +107,9 @@ class RingCommunicator(CpuCommunicator):  # type: ignore[misc]
         received: list[Any] = [None]
         dist.recv_object_list(received, self.ranks[src], self.device_group)
         return {
-            key: self.recv(shape, dtype, src) if shape.numel() > 0 else torch.empty(shape, dtype=dtype)
+            key: self.recv(shape, dtype, src)
+            if shape.numel() > 0
+            else torch.empty(shape, dtype=dtype)
             for key, shape, dtype in received[0]
         }
 
