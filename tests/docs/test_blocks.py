@@ -28,7 +28,7 @@ from tests.docs.runner import environment, run
 
 LIMIT_S = 150  # of a block
 ALL = [*PAGES, *HOWTO]
-OPTIONAL = ("deepspeed",)  # packages of requirements/full.txt
+OPTIONAL = ("accelerate", "deepspeed", "lightning")  # packages of requirements/full.txt
 
 
 def id_of(page: Path) -> str:
