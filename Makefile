@@ -19,6 +19,7 @@
 # make matrix  builds and tests with every supported torch and Python: VERSIONS=2.11.0 for one
 # make gpu     proves and measures the CUDA kernels, where there is a GPU: bench/README.md
 # make gpu-preflight  compiles and rehearses all of that without a GPU, in a GPU machine's versions
+# make serve   vLLM serves a model over ringkern: docs/howto/vllm.md
 # make dist    what is published: source distribution and wheel, built and tried without network
 # make hooks   the checks of .pre-commit-config.yaml before each commit, from now on
 # make clean   remove what a build made        make distclean  and the environment
@@ -46,7 +47,7 @@ SOURCES := setup.py pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backe
 CPP := $(call cpp_in,csrc tests)
 
 .PHONY: demo quick test all rest ctest pytest conformance build docs lint format bench faults hosts fuzz model \
-  coverage litmus simt mutants ptx ptx-mutants matrix gpu gpu-preflight sanitize readme dist hooks clean distclean FORCE
+  coverage litmus simt mutants ptx ptx-mutants matrix gpu gpu-preflight serve sanitize readme dist hooks clean distclean FORCE
 .NOTPARALLEL:
 
 # A build for the tests serves the demo, too; from nothing it compiles what the demo needs.
@@ -274,6 +275,11 @@ gpu-preflight: $(VENV)/.ready-build
 	python -m pip install --quiet 'uv>=0.9,<1'
 	interpreter=$$(python -m tests.build.matrix --env $(GPU_ENV)) && \
 	  "$$interpreter" bench/gpu --preflight $(GPU_ARGS)
+
+# vLLM with the plug-in of ringkern/integrations. An environment of 3 GB, outside the tree.
+serve: $(VENV)/.ready-test
+	RK_VLLM=$$(python -m tests.integrations.environment) && export RK_VLLM && \
+	  python -m pytest -s tests/integrations/test_vllm_serves.py
 
 sanitize: $(VENV)/.ready-build
 	for kind in address,undefined thread; do \

@@ -1,12 +1,10 @@
-"""A plug-in for vLLM on CPUs: tensor and pipeline parallelism over ringkern.
+"""A plug-in for vLLM on CPUs: the collectives of tensor parallelism over ringkern.
 
 vLLM loads :func:`register` in each of its processes, by the entry point ``vllm.general_plugins``.
 ``VLLM_PLUGINS=ringkern`` turns it on: see ``docs/howto/vllm.md``.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,7 +13,7 @@ from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicat
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
-from ..ops import ring_all_reduce
+from ..ops import ring_all_gather, ring_all_reduce
 
 _log = init_logger("vllm.ringkern")  # vLLM shows loggers below its own
 
@@ -40,10 +38,10 @@ def register() -> None:
 
 
 class RingCommunicator(CpuCommunicator):  # type: ignore[misc]
-    """vLLM's communicator of a CPU group, with all collectives and messages over ringkern.
+    """vLLM's communicator of a CPU group, with its collectives over ringkern.
 
-    Takes the arguments of ``CpuCommunicator``, and makes a group of the backend ``"ringkern"`` with
-    the same ranks. Every rank of the group must make it, as of any of vLLM's communicators.
+    It takes the arguments of ``CpuCommunicator``. Messages between the stages of a pipeline stay
+    with Gloo.
     """
 
     def __init__(
@@ -54,17 +52,13 @@ class RingCommunicator(CpuCommunicator):  # type: ignore[misc]
         unique_name: str = "",
         use_all2all: bool = False,
     ) -> None:
-        # vLLM maps shared memory of its own for groups with these names, and removes it nowhere.
-        name = unique_name if not unique_name.startswith(("tp", "pp")) else f"ring {unique_name}"
+        # vLLM maps shared memory of its own for groups with these names, and leaves it behind when
+        # a worker is killed.
+        own = unique_name.startswith(("tp", "pp"))
+        name = f"ring {unique_name}" if own else unique_name
         super().__init__(cpu_group, device, device_group, name, use_all2all=use_all2all)
         self.unique_name = unique_name
-        # The inherited methods use this group.
-        self.device_group = dist.new_group(
-            self.ranks, backend="ringkern", use_local_synchronization=True, group_desc=unique_name
-        )
-        self.supports_tensor_dict = True
-        # Connects the ranks of all_reduce(), so that a worker that ends before its first call is
-        # missed at once.
+        # Connects the ranks, so that a worker that ends before its first call is missed at once.
         ring_all_reduce(torch.zeros(1), group=self.device_group)
         _log.info("Group %s: %d ranks over ringkern", unique_name, self.world_size)
 
@@ -73,47 +67,13 @@ class RingCommunicator(CpuCommunicator):  # type: ignore[misc]
         ring_all_reduce(input_, group=self.device_group)
         return input_
 
-    def send_tensor_dict(self, tensor_dict: dict[str, torch.Tensor | Any], dst: int) -> None:
-        """Sends tensors and their names to a rank of the group, which receives them.
+    def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        """Returns the tensors of all ranks, of one shape, joined along ``dim`` in rank order."""
+        parts = input_.new_empty((self.world_size, *input_.shape))
+        ring_all_gather(parts, input_.contiguous(), group=self.device_group)
+        return parts.flatten(0, 1) if dim in (0, -input_.dim()) else torch.cat(parts.unbind(), dim)
 
-        Args:
-            tensor_dict: tensors of any shape and dtype, by name.
-            dst: the other rank's number in the group.
-
-        Raises:
-            TypeError: a value is no tensor.
-        """
-        for key, value in tensor_dict.items():
-            if not isinstance(value, torch.Tensor):
-                raise TypeError(
-                    f"the value of {key!r} is {type(value).__name__}; a pipeline of CPUs sends "
-                    "tensors alone"
-                )
-        heads = [(key, value.shape, value.dtype) for key, value in tensor_dict.items()]
-        dist.send_object_list([heads], self.ranks[dst], self.device_group)
-        for value in tensor_dict.values():
-            if value.numel() > 0:
-                self.send(value, dst)
-
-    def recv_tensor_dict(self, src: int) -> dict[str, torch.Tensor | Any]:
-        """Receives what a rank of the group passes to :meth:`send_tensor_dict`.
-
-        Args:
-            src: the other rank's number in the group.
-
-        Returns:
-            The tensors by name.
-        """
-        received: list[Any] = [None]
-        dist.recv_object_list(received, self.ranks[src], self.device_group)
-        return {
-            key: self.recv(shape, dtype, src)
-            if shape.numel() > 0
-            else torch.empty(shape, dtype=dtype)
-            for key, shape, dtype in received[0]
-        }
-
-    def destroy(self) -> None:
-        """Leaves the group over ringkern."""
-        super().destroy()
-        dist.destroy_process_group(self.device_group)
+    def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
+        """Returns on rank ``dst`` what :meth:`all_gather` returns, and ``None`` on the others."""
+        gathered = self.all_gather(input_, dim)
+        return gathered if self.rank_in_group == dst else None

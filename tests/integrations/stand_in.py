@@ -8,12 +8,11 @@ import sys
 from types import ModuleType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 
 class CpuCommunicator:
-    """A communicator over the group of the device; ``own_memory``: it would map vLLM's segments."""
+    """A communicator of a group; ``own_memory``: it would map shared memory of vLLM's."""
 
     def __init__(
         self,
@@ -23,26 +22,11 @@ class CpuCommunicator:
         unique_name: str = "",
         use_all2all: bool = False,
     ) -> None:
-        self.cpu_group, self.device_group, self.unique_name = cpu_group, device_group, unique_name
-        self.ranks = dist.get_process_group_ranks(cpu_group)
-        self.world_size = len(self.ranks)
+        self.device_group, self.unique_name = device_group, unique_name
+        self.world_size = dist.get_world_size(cpu_group)
+        self.rank_in_group = dist.get_rank(cpu_group)
         self.own_memory = unique_name.startswith(("tp", "pp"))
         self.exchanges_experts = use_all2all and unique_name.startswith("ep")
-        self.supports_tensor_dict = self.own_memory
-
-    def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
-
-    def send(self, tensor: torch.Tensor, dst: int) -> None:
-        dist.send(tensor, self.ranks[dst], self.device_group)
-
-    def recv(self, size: torch.Size, dtype: torch.dtype, src: int) -> torch.Tensor:
-        tensor = torch.empty(size, dtype=dtype)
-        dist.recv(tensor, self.ranks[src], self.device_group)
-        return tensor
-
-    def destroy(self) -> None:
-        pass
 
 
 class Platform:
@@ -69,23 +53,20 @@ class _Envs(ModuleType):
 
 def install() -> ModuleType:
     """Puts the parts in the place of vLLM; returns the plug-in, imported anew over them."""
-    envs = _Envs("vllm.envs")
+    remove()
+    communicators = "vllm.distributed.device_communicators"
     contents: dict[str, dict[str, Any]] = {
-        "vllm": {"envs": envs},
+        "vllm": {"envs": _Envs("vllm.envs")},
         "vllm.distributed": {},
-        "vllm.distributed.device_communicators": {},
-        "vllm.distributed.device_communicators.cpu_communicator": {
-            "CpuCommunicator": CpuCommunicator
-        },
+        communicators: {},
+        f"{communicators}.cpu_communicator": {"CpuCommunicator": CpuCommunicator},
         "vllm.logger": {"init_logger": logging.getLogger},
         "vllm.platforms": {"current_platform": type("CpuPlatform", (Platform,), {})()},
     }
     for name, values in contents.items():
-        module = ModuleType(name)
+        module = sys.modules[name] = ModuleType(name)
         vars(module).update(values)
-        sys.modules[name] = module
-    sys.modules["vllm.envs"] = envs
-    sys.modules.pop("ringkern.integrations.vllm", None)
+    sys.modules["vllm.envs"] = sys.modules["vllm"].envs
     import ringkern.integrations.vllm as plugin
 
     return plugin
@@ -93,6 +74,6 @@ def install() -> ModuleType:
 
 def remove() -> None:
     """Takes the parts away again."""
-    for name in [name for name in sys.modules if name == "vllm" or name.startswith("vllm.")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
         del sys.modules[name]
     sys.modules.pop("ringkern.integrations.vllm", None)

@@ -1,0 +1,265 @@
+"""Measures applications over ringkern and over what they use without it, in turns.
+
+    python bench/applications.py train -n 2 --json train.json     # a step of DDP; Gloo
+    python bench/applications.py serve --json serve.json          # a token of vLLM; its kernel
+    python bench/applications.py plot --plot out.png train.json serve.json
+
+`train`: a transformer of 11 million parameters; each rank has two copies of it in DDP, one for each
+backend, which take turns of a few steps. `serve`, with the Python of `make serve`: one engine with
+two workers, which exchange their communicator between two requests. Both run first alone and then
+beside one program that keeps a core busy. A time is the median over the turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ringkern.tools import figures
+from ringkern.tools.bench.report import machine
+from ringkern.tools.launch import launch
+
+BESIDE = ("nothing", "a busy core")
+LIMIT_S = 1200
+
+
+@contextlib.contextmanager
+def beside(what: str) -> Iterator[None]:
+    """Runs a program that keeps a core busy, unless ``what`` is "nothing"."""
+    if what == "nothing":
+        yield
+        return
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            yield
+        finally:
+            busy.kill()
+
+
+def save(file: str | None, rows: list[dict[str, Any]], **facts: Any) -> None:
+    """Prints the rows, and writes them with the machine and the command."""
+    for row in rows:
+        medians = {name: statistics.median(of) for name, of in row["ms"].items()}
+        print(row["what"], f"beside {row['beside']}:", ", ".join(f"{n} {ms:.2f} ms" for n, ms in
+              medians.items()), flush=True)  # fmt: skip
+    if file is not None:
+        command = shlex.join(["python", *sys.argv])
+        facts |= {"date": date.today().isoformat(), "command": command, "machine": machine()}
+        Path(file).write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+
+
+# ---- training -----------------------------------------------------------------------------------
+
+
+def model_of(width: int = 384, layers: int = 6, tokens: int = 256) -> torch.nn.Module:
+    """Returns a transformer of 11 million parameters that reads tokens and predicts the next."""
+    layer = torch.nn.TransformerEncoderLayer(width, 6, 4 * width, 0.0, batch_first=True)
+    return torch.nn.Sequential(
+        torch.nn.Embedding(tokens, width),
+        torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False),
+        torch.nn.Linear(width, tokens),
+    )
+
+
+class Trainer:
+    """A copy of a model in DDP over one backend."""
+
+    def __init__(self, model: torch.nn.Module, backend: str) -> None:
+        self.group = dist.new_group(backend=backend)
+        self.model = torch.nn.parallel.DistributedDataParallel(
+            copy.deepcopy(model), process_group=self.group
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+
+    def step_ms(self, steps: int, data: torch.Tensor) -> float:
+        """Trains, and returns the time of a step on the slowest rank."""
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(steps):
+            logits = self.model(data[:, :-1])
+            loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), data[:, 1:])
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+        taken = torch.tensor([(time.perf_counter() - start) / steps * 1e3])
+        dist.all_reduce(taken, op=dist.ReduceOp.MAX)
+        return taken.item()
+
+    def weights(self) -> torch.Tensor:
+        return torch.cat([p.detach().flatten() for p in self.model.parameters()])
+
+
+def train(rounds: int, steps: int, file: str | None) -> int:
+    """Runs in each rank; the ranks of a busy host share the busy program of rank 0."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
+    torch.manual_seed(1)
+    model = model_of()
+    trainers = {"ringkern": Trainer(model, "ringkern"), "Gloo": Trainer(model, "gloo")}
+    data = torch.randint(256, (4, 65), generator=torch.Generator().manual_seed(rank))
+    rows = []
+    for what in BESIDE:
+        ms: dict[str, list[float]] = {name: [] for name in trainers}
+        with beside(what if rank == 0 else "nothing"):
+            for number in range(-1, rounds):  # the first is not counted
+                for name in [*trainers] if number % 2 else [*reversed(trainers)]:
+                    ms[name].append(trainers[name].step_ms(steps, data))
+        found = {name: [round(each, 3) for each in of[1:]] for name, of in ms.items()}
+        rows.append({"what": f"a step of DDP, {size} ranks", "beside": what, "ms": found})
+    first, second = (trainer.weights() for trainer in trainers.values())
+    assert torch.allclose(first, second, atol=1e-4), (first - second).abs().max()
+    if rank == 0:
+        parameters = sum(p.numel() for p in model.parameters())
+        save(file, rows, parameters=parameters, steps=steps, threads=torch.get_num_threads())
+    return 0
+
+
+# ---- serving ------------------------------------------------------------------------------------
+
+
+def switch(worker: Any, name: str) -> None:
+    """Runs in a worker of vLLM, and makes its calls take one of two communicators."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    from ringkern.integrations.vllm import RingCommunicator
+
+    group = get_tp_group()
+    if not hasattr(worker, "communicators"):
+        ring = RingCommunicator(
+            group.cpu_group, group.device, group.device_group, group.unique_name
+        )
+        worker.communicators = {"vLLM": group.device_communicator, "ringkern": ring}
+    group.device_communicator = worker.communicators[name]
+
+
+def serve(rounds: int, tokens: int, layers: int, file: str | None) -> int:
+    """Serves a Llama of ``layers`` layers of width 1024 with weights that vLLM makes up."""
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # of `switch`
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from vllm import LLM, SamplingParams
+
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "vocab_size": 32000,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(config))
+        llm = LLM(
+            folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            tensor_parallel_size=2,
+            gpu_memory_utilization=0.2,
+            kv_cache_memory_bytes=1 << 27,
+            max_model_len=256,
+            enable_prefix_caching=False,
+            enforce_eager=True,
+            dtype="bfloat16",
+            distributed_executor_backend="mp",
+        )
+    prompt = {"prompt_token_ids": [*range(3, 131)]}
+
+    def request(count: int) -> tuple[float, list[int]]:
+        sampling = SamplingParams(
+            max_tokens=count, temperature=0, ignore_eos=True, detokenize=False
+        )
+        start = time.perf_counter()
+        (output,) = llm.generate([prompt], sampling, use_tqdm=False)
+        return (time.perf_counter() - start) * 1e3, list(output.outputs[0].token_ids)
+
+    rows, replies = [], set()
+    for what in BESIDE:
+        first: dict[str, list[float]] = {"ringkern": [], "vLLM": []}
+        later: dict[str, list[float]] = {"ringkern": [], "vLLM": []}
+        with beside(what):
+            for number in range(-1, rounds):
+                for name in [*first] if number % 2 else [*reversed(first)]:
+                    llm.collective_rpc(switch, args=(name,))
+                    one, _ = request(1)
+                    all_, reply = request(tokens)
+                    replies.add(tuple(reply))
+                    if number >= 0:
+                        first[name].append(round(one, 3))
+                        later[name].append(round((all_ - one) / (tokens - 1), 3))
+        rows.append({"what": "a prompt of 128 tokens, 2 workers", "beside": what, "ms": first})
+        rows.append({"what": "a token of vLLM, 2 workers", "beside": what, "ms": later})
+    assert len(replies) == 1, replies
+    save(file, rows, model=config, tokens=tokens)
+    return 0
+
+
+# ---- the picture --------------------------------------------------------------------------------
+
+
+def plot(files: list[str], to: str) -> int:
+    """Draws a panel for each application: the median of each contender, and its turns."""
+    contents = [json.loads(Path(file).read_text()) for file in files]
+    rows = [row for content in contents for row in content["rows"]]
+    titles = list(dict.fromkeys(row["what"] for row in rows))
+    figure, [panels] = figures.panels(1, len(titles), (3.6, 3.6))
+    for panel, title in zip(panels, titles):
+        of_title = [row for row in rows if row["what"] == title]
+        for place, row in enumerate(of_title):
+            for shift, (name, ms) in enumerate(row["ms"].items()):
+                colour = figures.BLUE if name == "ringkern" else figures.GREY
+                at = place + 0.4 * shift - 0.2
+                panel.bar(at, statistics.median(ms), 0.36, color=colour, label=name)
+                panel.plot([at] * len(ms), ms, "k.", markersize=3)
+        panel.set_xticks(range(len(of_title)), [f"beside\n{row['beside']}" for row in of_title])
+        panel.set(title=title, ylabel="ms")
+        handles, names = panel.get_legend_handles_labels()
+        entries = dict(zip(names, handles))
+        panel.legend(entries.values(), entries, fontsize="small")
+    one = contents[0]["machine"]
+    origin = [f"{one['cpu']}, {one['cores']} cores, torch {one['torch']}, {contents[0]['date']}"]
+    figures.save(figure, Path(to), [*origin, *(content["command"] for content in contents)])
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=["train", "serve", "plot"])
+    parser.add_argument("files", nargs="*", help="of --json, for the picture")
+    parser.add_argument("-n", "--ranks", type=int, default=2, help="of the training")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=4, help="of a turn of the training")
+    parser.add_argument("--tokens", type=int, default=32, help="of a reply")
+    parser.add_argument("--layers", type=int, default=8, help="of the model that is served")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--plot", metavar="FILE")
+    args = parser.parse_args()
+    if args.what == "plot":
+        return plot(args.files, args.plot)
+    if args.what == "serve":
+        return serve(args.rounds, args.tokens, args.layers, args.json)
+    return launch(args.ranks, LIMIT_S, train, args.rounds, args.steps, args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
