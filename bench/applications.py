@@ -2,7 +2,7 @@
 
     python bench/applications.py train -n 2 --json train.json     # a step of DDP; Gloo
     python bench/applications.py serve --json serve.json          # a token of vLLM; its kernel
-    python bench/applications.py plot --plot out.png train.json serve.json
+    python bench/applications.py plot train.json serve.json --plot out.png
 
 `train`: a transformer of 11 million parameters; each rank has two copies of it in DDP, one for each
 backend, which take turns of a few steps. `serve`, with the Python of `make serve`: one engine with

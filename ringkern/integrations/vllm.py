@@ -70,7 +70,7 @@ class RingCommunicator(CpuCommunicator):  # type: ignore[misc]
     def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """Returns the tensors of all ranks, of one shape, joined along ``dim`` in rank order."""
         parts = input_.new_empty((self.world_size, *input_.shape))
-        ring_all_gather(parts, input_.contiguous(), group=self.device_group)
+        ring_all_gather(parts, input_, group=self.device_group)
         return parts.flatten(0, 1) if dim in (0, -input_.dim()) else torch.cat(parts.unbind(), dim)
 
     def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:

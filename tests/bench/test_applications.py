@@ -37,5 +37,5 @@ def test_a_training_and_its_picture(tmp_path: Path) -> None:
     for row in rows:
         assert {name: len(ms) for name, ms in row["ms"].items()} == {"ringkern": 2, "Gloo": 2}
         assert f"{row['what']} beside {row['beside']}: ringkern" in printed
-    _run("plot", "--plot", str(picture), str(file))
+    _run("plot", str(file), "--plot", str(picture))
     assert picture.read_bytes().startswith(b"\x89PNG")
