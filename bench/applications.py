@@ -6,8 +6,8 @@
 
 `train`: a transformer of 11 million parameters; each rank has two copies of it in DDP, one for each
 backend, which take turns of a few steps. `serve`, with the Python of `make serve`: one engine with
-two workers, which exchange their communicator between two requests. Both run first alone and then
-beside one program that keeps a core busy. A time is the median over the turns.
+two workers, which exchange their communicator between two requests. Both run alone, and beside one
+and eight programs that each keep a core busy. A time is the median over the turns.
 """
 
 from __future__ import annotations
@@ -35,29 +35,27 @@ from ringkern.tools import figures
 from ringkern.tools.bench.report import machine
 from ringkern.tools.launch import launch
 
-BESIDE = ("nothing", "a busy core")
 LIMIT_S = 1200
 
 
 @contextlib.contextmanager
-def beside(what: str) -> Iterator[None]:
-    """Runs a program that keeps a core busy, unless ``what`` is "nothing"."""
-    if what == "nothing":
+def beside(programs: int) -> Iterator[None]:
+    """Runs this many programs that each keep a core busy."""
+    command = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(command) for _ in range(programs)]
+    try:
         yield
-        return
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
-        try:
-            yield
-        finally:
-            busy.kill()
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
 
 
 def save(file: str | None, rows: list[dict[str, Any]], **facts: Any) -> None:
     """Prints the rows, and writes them with the machine and the command."""
     for row in rows:
-        medians = {name: statistics.median(of) for name, of in row["ms"].items()}
-        print(row["what"], f"beside {row['beside']}:", ", ".join(f"{n} {ms:.2f} ms" for n, ms in
-              medians.items()), flush=True)  # fmt: skip
+        medians = (f"{name} {statistics.median(ms):.2f} ms" for name, ms in row["ms"].items())
+        print(row["what"], f"beside {row['busy']} busy programs:", ", ".join(medians), flush=True)
     if file is not None:
         command = shlex.join(["python", *sys.argv])
         facts |= {"date": date.today().isoformat(), "command": command, "machine": machine()}
@@ -105,8 +103,8 @@ class Trainer:
         return torch.cat([p.detach().flatten() for p in self.model.parameters()])
 
 
-def train(rounds: int, steps: int, file: str | None) -> int:
-    """Runs in each rank; the ranks of a busy host share the busy program of rank 0."""
+def train(programs: list[int], rounds: int, steps: int, file: str | None) -> int:
+    """Runs in each rank; rank 0 starts the busy programs."""
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
     torch.manual_seed(1)
@@ -114,14 +112,14 @@ def train(rounds: int, steps: int, file: str | None) -> int:
     trainers = {"ringkern": Trainer(model, "ringkern"), "Gloo": Trainer(model, "gloo")}
     data = torch.randint(256, (4, 65), generator=torch.Generator().manual_seed(rank))
     rows = []
-    for what in BESIDE:
+    for busy in programs:
         ms: dict[str, list[float]] = {name: [] for name in trainers}
-        with beside(what if rank == 0 else "nothing"):
+        with beside(busy if rank == 0 else 0):
             for number in range(-1, rounds):  # the first is not counted
                 for name in [*trainers] if number % 2 else [*reversed(trainers)]:
                     ms[name].append(trainers[name].step_ms(steps, data))
         found = {name: [round(each, 3) for each in of[1:]] for name, of in ms.items()}
-        rows.append({"what": f"a step of DDP, {size} ranks", "beside": what, "ms": found})
+        rows.append({"what": f"a step of DDP, {size} ranks", "busy": busy, "ms": found})
     first, second = (trainer.weights() for trainer in trainers.values())
     assert torch.allclose(first, second, atol=1e-4), (first - second).abs().max()
     if rank == 0:
@@ -148,7 +146,7 @@ def switch(worker: Any, name: str) -> None:
     group.device_communicator = worker.communicators[name]
 
 
-def serve(rounds: int, tokens: int, layers: int, file: str | None) -> int:
+def serve(programs: list[int], rounds: int, tokens: int, layers: int, file: str | None) -> int:
     """Serves a Llama of ``layers`` layers of width 1024 with weights that vLLM makes up."""
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # of `switch`
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0|1")
@@ -194,10 +192,10 @@ def serve(rounds: int, tokens: int, layers: int, file: str | None) -> int:
         return (time.perf_counter() - start) * 1e3, list(output.outputs[0].token_ids)
 
     rows, replies = [], set()
-    for what in BESIDE:
+    for busy in programs:
         first: dict[str, list[float]] = {"ringkern": [], "vLLM": []}
         later: dict[str, list[float]] = {"ringkern": [], "vLLM": []}
-        with beside(what):
+        with beside(busy):
             for number in range(-1, rounds):
                 for name in [*first] if number % 2 else [*reversed(first)]:
                     llm.collective_rpc(switch, args=(name,))
@@ -207,8 +205,8 @@ def serve(rounds: int, tokens: int, layers: int, file: str | None) -> int:
                     if number >= 0:
                         first[name].append(round(one, 3))
                         later[name].append(round((all_ - one) / (tokens - 1), 3))
-        rows.append({"what": "a prompt of 128 tokens, 2 workers", "beside": what, "ms": first})
-        rows.append({"what": "a token of vLLM, 2 workers", "beside": what, "ms": later})
+        rows.append({"what": "a prompt of 128 tokens, 2 workers", "busy": busy, "ms": first})
+        rows.append({"what": "a token of vLLM, 2 workers", "busy": busy, "ms": later})
     assert len(replies) == 1, replies
     save(file, rows, model=config, tokens=tokens)
     return 0
@@ -231,8 +229,8 @@ def plot(files: list[str], to: str) -> int:
                 at = place + 0.4 * shift - 0.2
                 panel.bar(at, statistics.median(ms), 0.36, color=colour, label=name)
                 panel.plot([at] * len(ms), ms, "k.", markersize=3)
-        panel.set_xticks(range(len(of_title)), [f"beside\n{row['beside']}" for row in of_title])
-        panel.set(title=title, ylabel="ms")
+        panel.set_xticks(range(len(of_title)), [row["busy"] for row in of_title])
+        panel.set(title=title, ylabel="ms", xlabel="busy programs beside", yscale="log")
         handles, names = panel.get_legend_handles_labels()
         entries = dict(zip(names, handles))
         panel.legend(entries.values(), entries, fontsize="small")
@@ -247,6 +245,9 @@ def main() -> int:
     parser.add_argument("what", choices=["train", "serve", "plot"])
     parser.add_argument("files", nargs="*", help="of --json, for the picture")
     parser.add_argument("-n", "--ranks", type=int, default=2, help="of the training")
+    parser.add_argument(
+        "--busy", type=int, nargs="+", default=[0, 1, 8], help="programs beside (default 0 1 8)"
+    )
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=4, help="of a turn of the training")
     parser.add_argument("--tokens", type=int, default=32, help="of a reply")
@@ -257,8 +258,8 @@ def main() -> int:
     if args.what == "plot":
         return plot(args.files, args.plot)
     if args.what == "serve":
-        return serve(args.rounds, args.tokens, args.layers, args.json)
-    return launch(args.ranks, LIMIT_S, train, args.rounds, args.steps, args.json)
+        return serve(args.busy, args.rounds, args.tokens, args.layers, args.json)
+    return launch(args.ranks, LIMIT_S, train, args.busy, args.rounds, args.steps, args.json)
 
 
 if __name__ == "__main__":

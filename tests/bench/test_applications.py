@@ -31,11 +31,13 @@ def _run(*arguments: str) -> str:
 @needs.package("matplotlib")
 def test_a_training_and_its_picture(tmp_path: Path) -> None:
     file, picture = tmp_path / "train.json", tmp_path / "train.png"
-    printed = _run("train", "--rounds", "2", "--steps", "1", "--json", str(file))
+    printed = _run(
+        "train", "--busy", "0", "1", "--rounds", "2", "--steps", "1", "--json", str(file)
+    )
     rows = json.loads(file.read_text())["rows"]
-    assert [row["beside"] for row in rows] == ["nothing", "a busy core"]
+    assert [row["busy"] for row in rows] == [0, 1]
     for row in rows:
         assert {name: len(ms) for name, ms in row["ms"].items()} == {"ringkern": 2, "Gloo": 2}
-        assert f"{row['what']} beside {row['beside']}: ringkern" in printed
+        assert f"{row['what']} beside {row['busy']} busy programs: ringkern" in printed
     _run("plot", str(file), "--plot", str(picture))
     assert picture.read_bytes().startswith(b"\x89PNG")

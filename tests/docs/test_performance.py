@@ -263,3 +263,20 @@ def test_cuda() -> None:
         assert row[8] == f"{now[(*at, 'ringkern/auto')]['share']:.0%}"
     shares = [f"{100 * now[k, 256 << 20, 'ringkern/simple']['share']:.0f}" for k in (2, 4, 8)]
     assert f"Simple reaches {shares[0]}, {shares[1]} and {shares[2]} %" in PAGE.read_text()
+
+
+def test_applications() -> None:
+    _, rows = table("Applications")
+    shown, file = [], ""
+    for what, *cells in rows:
+        if found := re.match(r"\[(.*)\]\(../../(.*)\)", what):
+            title, file = found.groups()
+        measured = {
+            (row["what"], row["busy"]): [median(ms) for ms in row["ms"].values()]
+            for row in json.loads((ROOT / file).read_text())["rows"]
+        }
+        busy, *times = (float(cell.replace(",", "")) for cell in cells)
+        shown.append(file)
+        for time, exact in zip(times, measured[title, int(busy)], strict=True):
+            assert time == pytest.approx(exact, rel=0.005), (title, busy)
+    assert len(shown) == 9
