@@ -5,6 +5,7 @@ package.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -87,10 +88,13 @@ def test_package_holds_all_that_is_in_its_directory(
 
 
 def test_package_holds_nothing_that_is_not_used() -> None:
-    """Neither a module that no import and no command loads, nor data of a tool that has moved."""
+    """Neither a module that no import, command or entry point loads, nor data of a tool that has
+    moved.
+    """
     graph = needs.module("grimp").build_graph("ringkern")
     used = {"ringkern", "ringkern.__main__"}
-    for root in ["ringkern.__main__", *(command.module for command in COMMANDS)]:
+    loaded = re.findall(r'"(ringkern[.\w]*):', (ROOT / "pyproject.toml").read_text())
+    for root in ["ringkern.__main__", *loaded, *(command.module for command in COMMANDS)]:
         used |= {root} | graph.find_upstream_modules(root)
     packages = {name.rpartition(".")[0] for name in used}
     assert graph.modules - used - packages == set()
