@@ -93,7 +93,7 @@ def test_package_holds_nothing_that_is_not_used() -> None:
     """
     graph = needs.module("grimp").build_graph("ringkern")
     used = {"ringkern", "ringkern.__main__"}
-    loaded = re.findall(r'"(ringkern[.\w]*):', (ROOT / "pyproject.toml").read_text())
+    loaded = re.findall(r'"(ringkern\.[.\w]+):', (ROOT / "pyproject.toml").read_text())
     for root in ["ringkern.__main__", *loaded, *(command.module for command in COMMANDS)]:
         used |= {root} | graph.find_upstream_modules(root)
     packages = {name.rpartition(".")[0] for name in used}
