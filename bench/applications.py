@@ -40,9 +40,9 @@ LIMIT_S = 1200
 
 @contextlib.contextmanager
 def beside(programs: int) -> Iterator[None]:
-    """Runs this many programs that each keep a core busy."""
-    command = [sys.executable, "-c", "while True: pass"]
-    busy = [subprocess.Popen(command) for _ in range(programs)]
+    """Runs this many programs that each keep a core busy, at most as long as this process lives."""
+    program = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
+    busy = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(programs)]
     try:
         yield
     finally:

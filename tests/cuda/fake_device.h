@@ -473,7 +473,7 @@ class FakeDevices {
   std::map<cudaStream_t, StreamPtr> made_;
   std::set<CapturePtr> captures_;
   unsigned long long last_capture_ = 0;
-  mutable std::mutex mapping_;  // several links may be made at once
+  mutable std::mutex mapping_;  // of what several links map at once
   std::map<void*, Memory> mapped_;
 };
 

@@ -89,8 +89,7 @@ struct FakeRuntime {
   }
 };
 inline FakeRuntime runtime;
-inline std::mutex
-    of_memory;  // of its registered and mapped memory; several links may be made at once
+inline std::mutex of_memory;  // registered or mapped, by several links at once
 inline void make_context(int device) {
   std::atomic_ref(runtime.contexts).fetch_or(uint32_t(1) << device);
 }

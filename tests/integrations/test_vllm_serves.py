@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -44,13 +46,15 @@ def start(model: Path) -> Iterator[Start]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
         running.append(engine)
         return engine
 
     yield run
     for engine in running:
-        engine.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(engine.pid, signal.SIGKILL)  # and its workers
         engine.wait()
     # vLLM's own queues go a moment after their processes.
     end = time.monotonic() + 20
