@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,14 @@ def beside(programs: int) -> Iterator[None]:
         for each in busy:
             each.kill()
             each.wait()
+
+
+def turns(names: Iterable[str], rounds: int) -> Iterator[tuple[str, bool]]:
+    """Yields whose turn it is, and whether it counts; those of the first round do not."""
+    names = list(names)
+    for number in range(rounds + 1):
+        for name in reversed(names) if number % 2 else names:
+            yield name, number > 0
 
 
 def save(file: str | None, rows: list[dict[str, Any]], **facts: Any) -> None:
@@ -115,11 +123,11 @@ def train(programs: list[int], rounds: int, steps: int, file: str | None) -> int
     for busy in programs:
         ms: dict[str, list[float]] = {name: [] for name in trainers}
         with beside(busy if rank == 0 else 0):
-            for number in range(-1, rounds):  # the first is not counted
-                for name in [*trainers] if number % 2 else [*reversed(trainers)]:
-                    ms[name].append(trainers[name].step_ms(steps, data))
-        found = {name: [round(each, 3) for each in of[1:]] for name, of in ms.items()}
-        rows.append({"what": f"a step of DDP, {size} ranks", "busy": busy, "ms": found})
+            for name, counts in turns(trainers, rounds):
+                taken = trainers[name].step_ms(steps, data)
+                if counts:
+                    ms[name].append(round(taken, 3))
+        rows.append({"what": f"a step of DDP, {size} ranks", "busy": busy, "ms": ms})
     first, second = (trainer.weights() for trainer in trainers.values())
     assert torch.allclose(first, second, atol=1e-4), (first - second).abs().max()
     if rank == 0:
@@ -196,15 +204,14 @@ def serve(programs: list[int], rounds: int, tokens: int, layers: int, file: str 
         first: dict[str, list[float]] = {"ringkern": [], "vLLM": []}
         later: dict[str, list[float]] = {"ringkern": [], "vLLM": []}
         with beside(busy):
-            for number in range(-1, rounds):
-                for name in [*first] if number % 2 else [*reversed(first)]:
-                    llm.collective_rpc(switch, args=(name,))
-                    one, _ = request(1)
-                    all_, reply = request(tokens)
-                    replies.add(tuple(reply))
-                    if number >= 0:
-                        first[name].append(round(one, 3))
-                        later[name].append(round((all_ - one) / (tokens - 1), 3))
+            for name, counts in turns(first, rounds):
+                llm.collective_rpc(switch, args=(name,))
+                one, _ = request(1)
+                all_, reply = request(tokens)
+                replies.add(tuple(reply))
+                if counts:
+                    first[name].append(round(one, 3))
+                    later[name].append(round((all_ - one) / (tokens - 1), 3))
         rows.append({"what": "a prompt of 128 tokens, 2 workers", "busy": busy, "ms": first})
         rows.append({"what": "a token of vLLM, 2 workers", "busy": busy, "ms": later})
     assert len(replies) == 1, replies

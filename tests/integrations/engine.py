@@ -81,23 +81,17 @@ def main() -> None:
 
     print("TOKENS", json.dumps(generate(24)), flush=True)
     if kill is not None:
-        victim = workers()[kill]
-        kill_at(victim.pid, 0.5)
+        threading.Timer(0.5, end, (workers()[kill].pid,)).start()
         try:
             generate(230)
         except Exception as error:  # vLLM's own, which names no rank
             print("FAILED", time.time(), type(error).__name__, flush=True)
 
 
-def kill_at(pid: int, seconds: float) -> None:
-    """Kills a process after a while."""
-
-    def kill() -> None:
-        time.sleep(seconds)
-        print("KILLED", pid, time.time(), flush=True)
-        os.kill(pid, signal.SIGKILL)
-
-    threading.Thread(target=kill, daemon=True).start()
+def end(pid: int) -> None:
+    """Kills a process, and prints when."""
+    print("KILLED", pid, time.time(), flush=True)
+    os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

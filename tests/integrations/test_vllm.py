@@ -62,10 +62,11 @@ def test_vllm_finds_it() -> None:
 
 
 def _communicator(name: str = "tp:0", ranks: list[int] | None = None) -> Any:
-    plugin = stand_in.install()
     group = dist.new_group(ranks)
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         return None
+    plugin = stand_in.install()
+    stand_in.remove()  # other tests use this rank, too
     return plugin.RingCommunicator(
         cpu_group=group, device_group=group, unique_name=name, use_all2all=True
     )
