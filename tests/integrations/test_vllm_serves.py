@@ -106,12 +106,14 @@ def test_a_killed_worker_is_named(start: Start, victim: int) -> None:
     (killed,) = re.findall(r"^KILLED (\d+) ([\d.]+)$", output, re.MULTILINE)
     (failed,) = re.findall(r"^FAILED ([\d.]+) EngineDeadError$", output, re.MULTILINE)
     said = re.compile(rf"rank {victim} \(pid {killed[0]}\) died \(killed by signal 9")
-    named = min(at for at, line in came if said.search(line)) - float(killed[1])
-    ended = float(failed) - float(killed[1])
+    at, report = next((at, line) for at, line in came if said.search(line))
+    named, ended = at - float(killed[1]), float(failed) - float(killed[1])
     print(
         f"worker {victim} is named {named:.2f} s after its end; the caller's error: {ended:.2f} s"
     )
-    assert re.search(rf"PeerLostError: {said.pattern}", output), output
+    # Between two steps the survivor is in no call that could fail.
+    if f"rank {1 - victim} was in no call" not in report:
+        assert re.search(rf"PeerLostError: {said.pattern}", output), output
     assert named < 5
 
 
