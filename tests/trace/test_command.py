@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import re
 import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
@@ -65,7 +66,9 @@ def test_records_and_draws(tmp_path: Path) -> None:
     assert trace.command == f"python -m ringkern trace -n 3 --size 64K --out {folder}"
     lines = said.splitlines()
     assert lines[0].startswith("all_reduce of 64K (float32) over 3 ranks, simple, cpu: ")
-    assert [line.split("waited")[0] for line in lines[1:4]] == [f"  rank {r} " for r in range(3)]
+    for rank, line in enumerate(lines[1:4]):
+        # A rank that comes last may wait for less than the summary tells apart.
+        assert re.match(rf"  rank {rank} (waited \d+%: |hardly waited$)", line), line
     for name in FILES:
         assert str(folder / name) in said
     assert "https://ui.perfetto.dev" in said
