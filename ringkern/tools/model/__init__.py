@@ -8,12 +8,14 @@
 - for ranks that share one GPU (``ringkern.tools.model.one_gpu``), the instructions and bytes of
   ringkern's own kernels, next to measurements (``ringkern.tools.model.measured``);
 - for hosts without GPUs (``ringkern.tools.model.cpu``), ringkern's times inside one, and Gloo;
+- for ranks with several threads, on one socket or several (``ringkern.tools.model.sockets``), the
+  bytes that ringkern, DeepSpeed and vLLM move;
 - between hosts, the cut in rails and pieces that calls have (``csrc/hosts/stages.h``).
 """
 
 from __future__ import annotations
 
-from . import cpu, measured, one_gpu
+from . import cpu, measured, one_gpu, sockets
 from .command import DESCRIPTION, add_arguments, run
 from .estimate import FLAT_RING, FLAT_TREE, HIERARCHY, WAYS, Estimate
 from .predict import Network, Node, estimates, node_of
@@ -42,4 +44,5 @@ __all__ = [
     "node_of",
     "one_gpu",
     "run",
+    "sockets",
 ]

@@ -12,7 +12,7 @@ from ...choose.tuning import COLLECTIVES, Fitted, Measured, Tuning, ways_of
 from ...units import parse_size, size_text
 from .. import figures, options
 from ..tune import fit
-from . import constants, measured, one_gpu, published, question, sweep
+from . import constants, measured, one_gpu, published, question, sockets, sweep
 from .estimate import HIERARCHY, WAYS, Estimate
 from .question import Question, finite, questions_of
 
@@ -33,7 +33,9 @@ ringkern's kernels and from limits that were measured on an H100; --check compar
 `make gpu` measured. Times of several GPUs follow NCCL's published constants for its rings and
 trees, over the rings that are found on the machine's links; between GPUs nothing was measured:
 --published says how far the same formulas are from what others measured. Without GPUs times follow
-what ringkern measured inside a host, and Gloo between hosts. No GPU is needed."""
+what ringkern measured inside a host, and Gloo between hosts; with --threads or --sockets the passes
+of ringkern, DeepSpeed and vLLM over caches, memory and the link between sockets. No GPU is needed.\
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"for {sweep.HOSTS[0]} to {sweep.HOSTS[-1]} hosts: where the hierarchy is the fastest",
     )
     add("--plot", type=options.picture, metavar="FILE", help="draw times; needs matplotlib")
-    add("--published", action="store_true", help="compare with times of NCCL that were published")
+    add(
+        "--published",
+        action="store_true",
+        help="compare with times of NCCL that were published; with --device cpu, of DeepSpeed",
+    )
     add(
         "--check",
         type=Path,
@@ -74,8 +80,9 @@ def run(args: argparse.Namespace) -> int:
     """
     output = options.Output(args.json)
     if args.published:
-        output.answer(published.as_text())
-        output.json({"rows": published.as_rows(), "median_error": published.median_error()})
+        rows = sockets if args.device == "cpu" else published
+        output.answer(rows.as_text())
+        output.json({"rows": rows.as_rows(), "median_error": rows.median_error()})
         return 0
     if args.check:
         gpu, compared = measured.read(args.check)
@@ -154,7 +161,7 @@ def _sizes(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
 def _columns(rows: Rows) -> list[str]:
     """Returns the names of columns: the protocols for one host; otherwise the ways."""
     found = {name for estimate in rows[0][1] for name in (estimate.way, estimate.protocol)}
-    ways = (*WAYS, *map(str, one_gpu.WAYS))
+    ways = (*WAYS, *map(str, one_gpu.WAYS), *sockets.LIBRARIES)
     return [name for name in (constants.PROTOCOLS if "ring" in found else ways) if name in found]
 
 

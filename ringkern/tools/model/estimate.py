@@ -19,7 +19,7 @@ class Estimate(NamedTuple):
 
     Attributes:
         way: "ring" for one host; one of ``WAYS`` for several; for ranks on one GPU algorithm and
-            protocol, such as "one_shot/ll".
+            protocol, such as "one_shot/ll"; for ranks with threads the name of a library.
         protocol: of the ring or tree; for a hierarchy inside and between hosts, "simple + tree ll".
         time_us: predicted.
         bus_gb_s: nccl-tests' bus bandwidth, over all ranks.

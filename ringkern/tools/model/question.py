@@ -12,7 +12,7 @@ from typing import Any
 from ...choose import rings, topology
 from ...choose.topology import Machine
 from .. import options
-from . import constants, cpu, one_gpu
+from . import constants, cpu, one_gpu, sockets
 from .estimate import Estimate, estimate
 from .predict import Network, Node, estimates, node_of
 from .published import PUBLISHED, median_error
@@ -67,6 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="on each host (default: one on each GPU; 8 on a CPU; in turn 2, 4 and 8 on one GPU)",
     )
     add("--cores", type=options.whole(1), help="of a host without GPUs (default: one a rank)")
+    add("--threads", type=options.whole(1), help="of each rank on a CPU, a core each (default 1)")
+    add(
+        "--sockets",
+        type=options.whole(1),
+        help="of a host without GPUs, each with as many ranks, next to DeepSpeed and vLLM "
+        "(default 1)",
+    )
     add("--hosts", "--nodes", type=int, default=1, help="machines like this one (default 1)")
     add("--inter-gb-s", type=float, help="from each rank to other hosts; default: by its NICs")
     add(
@@ -103,7 +110,8 @@ def questions_of(args: argparse.Namespace) -> list[Question]:
     return [_of_hosts(args)]
 
 
-_OF_HOSTS = ("topology", "cores", "arch", "inter_gb_s", "network_gbit", "inter_us")
+_OF_SOCKETS = ("threads", "sockets")
+_OF_HOSTS = ("topology", "cores", *_OF_SOCKETS, "arch", "inter_gb_s", "network_gbit", "inter_us")
 
 
 def _of_hosts(args: argparse.Namespace) -> Question:
@@ -119,6 +127,8 @@ def _of_hosts(args: argparse.Namespace) -> Question:
             raise ValueError(f"{option} {given}: give a number of {unit} above 0")
     if args.inter_us is not None and not 0 <= args.inter_us < math.inf:
         raise ValueError(f"--inter-us {args.inter_us}: give a number of microseconds from 0 on")
+    if any(getattr(args, name) is not None for name in _OF_SOCKETS):
+        return _of_sockets(args)
     return _of_cpus(args) if args.device == "cpu" else _of_gpus(args)
 
 
@@ -212,6 +222,53 @@ def _foot_of_cpus(hosts: int) -> list[str]:
         "Gloo alone is the flat ring; a flat tree, with steps as long as Gloo's, is there to",
         "compare with. What the network adds to a step is assumed: --inter-us.",
     ]
+
+
+# ---- one host without GPUs, whose ranks own several cores ---------------------------------------
+
+
+def _of_sockets(args: argparse.Namespace) -> Question:
+    if args.device != "cpu":
+        raise ValueError(
+            "--threads and --sockets are of CPUs: give --device cpu, or leave them out"
+        )
+    given = [f"--{n.replace('_', '-')}" for n in _OF_HOSTS if getattr(args, n) is not None]
+    given = [name for name in given if name[2:] not in _OF_SOCKETS]
+    given += ["--hosts"] * (args.hosts != 1) + ["--sweep"] * args.sweep
+    if given:
+        raise ValueError(f"--threads and --sockets are of one host: leave out {', '.join(given)}")
+    count, ranks = args.sockets or 1, args.ranks or 8
+    if ranks % count:
+        raise ValueError(
+            f"-n {ranks} --sockets {count}: give each socket as many ranks, such as -n {2 * count}"
+        )
+    server = sockets.Server(ranks, args.threads or 1, count)
+    return Question(
+        device="cpu",
+        name=f"CPU host, {_counted(count, 'socket')}",
+        hosts=1,
+        ranks=ranks,
+        predict=lambda _, nbytes: sockets.estimates(server, nbytes),
+        head=[
+            f"a host: {_counted(ranks, 'rank')} of {_counted(server.threads, 'thread')} on "
+            f"{_counted(count, 'socket')}, each with {server.memory_gb_s:g} GB/s of memory"
+            + f", {server.link_gb_s:g} GB/s between them"
+            * (count > 1)
+        ],
+        foot=[
+            "Nothing was measured on several sockets. The same formulas against "
+            f"{len(sockets.PUBLISHED)} published times of",
+            f"DeepSpeed's: median error {sockets.median_error():.0%} (--device cpu --published).",
+        ],
+        about={
+            "ranks": ranks,
+            "threads": server.threads,
+            "sockets": count,
+            "memory_gb_s": server.memory_gb_s,
+            "link_gb_s": server.link_gb_s,
+            "median_error": sockets.median_error(),
+        },
+    )
 
 
 # ---- hosts with GPUs ----------------------------------------------------------------------------
