@@ -197,7 +197,7 @@ model:
 	  { echo 'make model needs Relacy; on Debian and Ubuntu: apt-get install relacy-dev'; exit 1; }
 	mkdir -p build
 	$(CXX) -std=c++20 -O2 -Wall -Wextra -pthread -Itests -Itests/faults/model/stand_in -Icsrc \
-	  tests/faults/model/model.cpp $(addprefix csrc/comm/,agreement.cpp news.cpp process.cpp) \
+	  tests/faults/model/model.cpp $(addprefix csrc/,comm/process.cpp fault/fault.cpp) \
 	  -o build/model
 	build/model $(MODEL_RUNS)
 

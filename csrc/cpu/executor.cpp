@@ -59,10 +59,10 @@ Geometry default_geometry() {
 
 CpuExecutor::CpuExecutor(const Segments& segments, const Geometry& geometry, int rank, int ranks,
                          std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas,
-                         int threads)
+                         int threads, int socket)
     : rank_(rank), ranks_(ranks), threads_(threads),
       segments_(in_ring_order(segments, rank, ranks)), geometry_(geometry), timeout_(timeout),
-      mesh_(segments, mesh_offset(geometry), rank, std::move(arenas)) {
+      mesh_(segments, mesh_offset(geometry), rank, std::move(arenas), socket) {
   if (!geometry.valid() || geometry.channels != 1)
     throw UsageError("a CPU needs one channel and at least two slots of 16 bytes, not " +
                      std::to_string(geometry.channels) + " channels and " +

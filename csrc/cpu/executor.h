@@ -14,11 +14,11 @@ Geometry default_geometry();
 class CpuExecutor final : public Executor {
  public:
   // `segments` hold `segment_bytes(geometry)` each and outlive the executor. `arenas`: of tensors
-  // that need no copy; may be null. `threads`: of a rank that wait at the same time. Throws
-  // UsageError if the geometry or the ring orders are invalid.
+  // that need no copy; may be null. `threads`: of a rank that wait at the same time. `socket`: of
+  // this rank. Throws UsageError if the geometry or the ring orders are invalid.
   CpuExecutor(const Segments& segments, const Geometry& geometry, int rank, int ranks,
               std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas = nullptr,
-              int threads = 1);
+              int threads = 1, int socket = my_socket());
 
   RunResult run(const Task& task) override;
   void abort() override;

@@ -6,10 +6,19 @@
 #include "cpu/mesh_in_place.h"
 #include "cpu/mesh_lines.h"
 #include "cpu/mesh_slots.h"
+#include "cpu/mesh_sockets.h"
 
 namespace ringkern::cpu {
+namespace {
 
-Mesh::Mesh(const Segments& segments, int64_t offset, int rank, std::shared_ptr<const Arenas> arenas)
+// From here on two sockets take less time in a chain than by a two_shot over all ranks. Predicted:
+// `python -m ringkern model --device cpu --sockets 2`.
+constexpr int64_t kLeastChain = 256 << 10;
+
+}  // namespace
+
+Mesh::Mesh(const Segments& segments, int64_t offset, int rank, std::shared_ptr<const Arenas> arenas,
+           int socket)
     : rank_(rank), arenas_(std::move(arenas)), names_(segments.names) {
   for (void* segment : segments.all) {
     auto* const at = static_cast<std::byte*>(segment) + offset;
@@ -25,6 +34,23 @@ Mesh::Mesh(const Segments& segments, int64_t offset, int rank, std::shared_ptr<c
   for (size_t word = 0; word < mine.size(); ++word)
     std::atomic_ref(peers_[size_t(rank)].board->processors[word])
         .store(mine[word], std::memory_order_relaxed);
+  std::atomic_ref(peers_[size_t(rank)].board->socket).store(socket, std::memory_order_relaxed);
+}
+
+int Mesh::near_ranks() const {
+  const auto socket = [&](size_t p) {
+    return std::atomic_ref(peers_[p].board->socket).load(std::memory_order_relaxed);
+  };
+  size_t near = 1;
+  while (near < peers_.size() && socket(near) == socket(0)) ++near;
+  if (near < 2 || near == peers_.size() || peers_.size() % near != 0) return 0;
+  for (size_t p = 0; p < peers_.size(); ++p) {
+    const size_t first = p / near * near;
+    if (socket(p) < 0 || socket(p) != socket(first)) return 0;
+    for (size_t other = 0; other < first; other += near)
+      if (socket(other) == socket(p)) return 0;
+  }
+  return int(near);
 }
 
 int Mesh::processors() const {
@@ -41,11 +67,17 @@ int Mesh::processors() const {
 Verdict Mesh::run(const Task& task, const Reducer& reducer, Wait& wait, WaitReport& report) {
   const bool lines = task.protocol == Protocol::ll;
   const int ranks = int(peers_.size());
+  const int64_t whole = task.whole > 0 ? task.whole : task.count;
+  // Partial results that are kept in float32 would not fit into the slots.
+  const bool chain = task.algorithm == Algorithm::two_shot && !reducer.widens(ranks) &&
+                     whole * reducer.element_bytes() >= kLeastChain && near() > 0;
   uint64_t& rounds = lines ? line_rounds_ : rounds_;
   const DirectPlan plan =
-      DirectPlan::make(task.algorithm, ranks, task.count, int(reducer.element_bytes()),
-                       lines ? MeshGeometry::line_slot_data() : MeshGeometry::kSlotBytes,
-                       /*channels=*/1, lines ? MeshGeometry::kLineAhead : MeshGeometry::kAhead);
+      chain ? MeshSockets::plan(near(), task.count, reducer.element_bytes())
+            : DirectPlan::make(task.algorithm, ranks, task.count, int(reducer.element_bytes()),
+                               lines ? MeshGeometry::line_slot_data() : MeshGeometry::kSlotBytes,
+                               /*channels=*/1,
+                               lines ? MeshGeometry::kLineAhead : MeshGeometry::kAhead);
   MeshCall call{peers_,
                 rank_,
                 ranks,
@@ -69,7 +101,17 @@ Verdict Mesh::run(const Task& task, const Reducer& reducer, Wait& wait, WaitRepo
     bool all = false;
     const Verdict verdict = mesh.meet(place, all);
     if (verdict != Verdict::ok) return verdict;
+    if (all && chain) {
+      std::byte* tensors[kMaxRanks];
+      mesh.find(*arenas_, tensors);
+      MeshSockets sockets(call, task, near(), tensors);
+      return run_direct(plan, 0, sockets);
+    }
     if (all) return mesh.reduce(*arenas_);
+  }
+  if (chain) {
+    MeshSockets sockets(call, task, near(), nullptr);
+    return run_direct(plan, 0, sockets);
   }
   if (lines) {
     MeshLines mesh(call, task);

@@ -9,6 +9,7 @@
 //            moves on a load, which the processor prefetches, and every store hits the cache.
 //            Tensors that all ranks have in their arenas are not staged at all: each rank reduces
 //            its part of every rank's tensor, in place.
+//            Between sockets, large calls take cpu/mesh_sockets.h.
 // ORDERING   data first, then the flag or counter with release; a reader acquires it first.
 // POLLING    the flag or counter of the writer.
 // REUSE      as in core/direct.h; by two_shot a slot is free once its owner has copied the results.
@@ -50,9 +51,13 @@ static_assert(sizeof(Staged) == kCacheLine);
 // The board that a rank shows to all others. Each counter has one writer.
 struct Board {
   Staged staged;
-  StepCounter reduced;    // rounds whose part it has written to the others (two_shot)
-  Arrival arrival;        // its last call with a tensor in its arena
-  Processors processors;  // at connection; all ranks know them by the first call
+  StepCounter reduced;  // rounds whose part it has written to the others (two_shot)
+  Arrival arrival;      // its last call with a tensor in its arena
+  StepCounter
+      collected;  // rounds that it has copied from others, at the end of a call that does so
+  // At connection; all ranks know them by the first call.
+  Processors processors;
+  int64_t socket;
 };
 
 // The layout of the mesh's memory, behind the FIFOs of a rank's segment.
@@ -87,8 +92,10 @@ constexpr bool direct_runs_over(Algorithm a, Protocol p) {
 // One rank's view of the mesh, and its progress.
 class Mesh {
  public:
-  // `offset`: of the mesh's memory in each rank's segment. `arenas` may be null.
-  Mesh(const Segments& segments, int64_t offset, int rank, std::shared_ptr<const Arenas> arenas);
+  // `offset`: of the mesh's memory in each rank's segment. `arenas` may be null. `socket`: of this
+  // rank, as my_socket().
+  Mesh(const Segments& segments, int64_t offset, int rank, std::shared_ptr<const Arenas> arenas,
+       int socket);
 
   // Returns the number of processors that the ranks have together: a pinned rank alone has one.
   int processors() const;
@@ -97,11 +104,17 @@ class Mesh {
   Verdict run(const Task& task, const Reducer& reducer, Wait& wait, WaitReport& report);
 
  private:
+  // Returns the number of ranks of each socket, if there are several of at least two, and the ranks
+  // are numbered in their order; else 0.
+  int near_ranks() const;
+  int near() { return near_ >= 0 ? near_ : near_ = near_ranks(); }
+
   std::vector<MeshPeer> peers_;  // by rank, this one's among them
   const int rank_;
   const std::shared_ptr<const Arenas> arenas_;
   const RankNames names_;
   uint64_t rounds_ = 0, line_rounds_ = 0;  // of earlier calls
+  int near_ = -1;                          // near_ranks(); -1: unknown yet
 };
 
 }  // namespace ringkern::cpu

@@ -1,5 +1,5 @@
-// The state of a call in the mesh, common to cpu/mesh_lines.h, cpu/mesh_slots.h and
-// cpu/mesh_in_place.h.
+// The state of a call in the mesh, common to cpu/mesh_lines.h, cpu/mesh_slots.h,
+// cpu/mesh_in_place.h and cpu/mesh_sockets.h.
 #pragma once
 
 #include <vector>
@@ -30,6 +30,12 @@ struct MeshCall {
 
   int64_t bytes(int64_t elements) const { return elements * reducer.element_bytes(); }
 
+  // Returns a function of 0, ..., ranks - 2 that calls `of` with the other ranks.
+  template <class Of>
+  auto of_others(const Of& of) const {
+    return [&of, this](int other) { return of(other < rank ? other : other + 1); };
+  }
+
   // Called after each store that a rank may sleep for.
   void wake_all() const {
     publish_barrier();
@@ -48,36 +54,36 @@ struct MeshCall {
   }
 };
 
-// Combines the versions of all ranks into `out`. If `give`, also writes the result to `theirs(p)`
-// of each other rank p. Work of several steps goes block by block, so that intermediate data stays
-// in the cache.
-template <class VersionOf, class Theirs>
-void reduce_versions(const MeshCall& x, std::byte* out, bool give, VersionOf&& version_of,
-                     Theirs&& theirs, int64_t count) {
-  const bool widens = x.reducer.widens(x.ranks);
-  if (x.ranks == 2 && !widens)
-    return x.reducer.combine(out, give ? theirs(1 - x.rank) : nullptr, version_of(0), version_of(1),
-                             count, true);
+// Combines `n` versions into `out`, which may be one of them, and copies the result to `copy_of(c)`
+// of c = 0, ..., copies - 1. `finishes`: these are the versions of all ranks, or the last of them.
+// Work of several steps goes block by block, so that intermediate data stays in the cache.
+template <class VersionOf, class CopyOf>
+void reduce_versions(const Reducer& reducer, std::byte* out, int n, VersionOf&& version_of,
+                     int copies, CopyOf&& copy_of, int64_t count, bool finishes = true) {
+  const bool widens = reducer.widens(n);
+  if (n == 2 && copies <= 1 && !widens)
+    return reducer.combine(out, copies == 1 ? copy_of(0) : nullptr, version_of(0), version_of(1),
+                           count, finishes);
   constexpr int64_t kBlockBytes = 4096;  // stays in the first-level cache
   alignas(64) std::byte sum[kBlockBytes];
   alignas(64) float wide_sum[kBlockBytes / sizeof(float) + kPartialRoom];
-  const int64_t some = kBlockBytes / (widens ? int64_t(sizeof(float)) : x.reducer.element_bytes());
-  for (int64_t done = 0; done < count; done += some) {
-    const int64_t n = min64(some, count - done), at = x.bytes(done);
+  const int64_t element = reducer.element_bytes();
+  const int64_t block = kBlockBytes / (widens ? int64_t(sizeof(float)) : element);
+  for (int64_t done = 0; done < count; done += block) {
+    const int64_t some = min64(block, count - done), at = done * element;
     if (widens) {
-      for (int p = 0; p < x.ranks; ++p) x.reducer.add_wide(wide_sum, version_of(p) + at, n, p == 0);
-      x.reducer.narrow(out + at, wide_sum, n);
+      for (int v = 0; v < n; ++v) reducer.add_wide(wide_sum, version_of(v) + at, some, v == 0);
+      reducer.narrow(out + at, wide_sum, some);
     } else {
       const std::byte* first = version_of(0) + at;
-      for (int p = 1; p < x.ranks; ++p) {
-        const bool last = p + 1 == x.ranks;
+      for (int v = 1; v < n; ++v) {
+        const bool last = v + 1 == n;
         std::byte* const to = last ? out + at : sum;
-        x.reducer.combine(to, nullptr, first, version_of(p) + at, n, last);
+        reducer.combine(to, nullptr, first, version_of(v) + at, some, last && finishes);
         first = to;
       }
     }
-    for (int p = 0; p < x.ranks && give; ++p)
-      if (p != x.rank) copy_one(theirs(p) + at, out + at, x.bytes(n));
+    for (int c = 0; c < copies; ++c) copy_one(copy_of(c) + at, out + at, some * element);
   }
 }
 

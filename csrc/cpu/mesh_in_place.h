@@ -40,6 +40,11 @@ class MeshInPlace {
     return Verdict::ok;
   }
 
+  // Writes the tensors of all ranks to `tensors`.
+  void find(const Arenas& arenas, std::byte** tensors) {
+    for (int p = 0; p < x_.ranks; ++p) tensors[p] = tensor_of(p, arenas);
+  }
+
   Verdict reduce(const Arenas& arenas) {
     const DirectPlan plan =
         DirectPlan::make(Algorithm::two_shot, x_.ranks, count_, int(x_.bytes(1)),
@@ -47,9 +52,10 @@ class MeshInPlace {
     const Span mine = plan.part_of(plan.chunk_of(0, 0), x_.rank);
     const int64_t at = x_.bytes(mine.first);
     std::byte* tensors[kMaxRanks];
-    for (int p = 0; p < x_.ranks; ++p) tensors[p] = tensor_of(p, arenas) + at;
-    const auto theirs = [&](int p) { return tensors[p]; };
-    reduce_versions(x_, x_.out + at, true, theirs, theirs, mine.count);
+    find(arenas, tensors);
+    const auto theirs = [&](int p) { return tensors[p] + at; };
+    reduce_versions(x_.reducer, x_.out + at, x_.ranks, theirs, x_.ranks - 1, x_.of_others(theirs),
+                    mine.count);
     store_release(x_.peers[size_t(x_.rank)].board->reduced.value, x_.base + 1);
     x_.wake_all();
     for (int p = 0; p < x_.ranks; ++p) {

@@ -11,12 +11,18 @@ class MeshSlots {
   MeshSlots(MeshCall& call, const Task& task) : x_(call), call_(call_word(task)) {}
 
   Verdict stage(const DirectPlan& plan, const Span& chunk, int64_t i) {
+    const bool whole = plan.algorithm == Algorithm::one_shot || x_.reducer.scales_input();
+    stage(chunk, whole ? Span{} : plan.part_of(chunk, x_.rank), i);
+    return Verdict::ok;
+  }
+
+  // Stages a chunk but for the part `mine`, which no other rank needs.
+  void stage(const Span& chunk, const Span& mine, int64_t i) {
     std::byte* const to = slot(x_.rank, i);
     const std::byte* const in = x_.in + x_.bytes(chunk.first);
-    if (plan.algorithm == Algorithm::one_shot || x_.reducer.scales_input()) {
+    if (mine.count == 0) {
       x_.reducer.input(to, in, chunk.count);
-    } else {  // no other rank needs my own part
-      const Span mine = plan.part_of(chunk, x_.rank);
+    } else {
       const int64_t before = min64(mine.first, chunk.count), after = before + mine.count;
       x_.reducer.input(to, in, before);
       x_.reducer.input(to + x_.bytes(after), in + x_.bytes(after), chunk.count - after);
@@ -27,7 +33,6 @@ class MeshSlots {
     std::atomic_ref call(staged.calls[place(i)]);
     if (call.load(std::memory_order_relaxed) != call_) call.store(call_, std::memory_order_relaxed);
     publish(staged.rounds, i);
-    return Verdict::ok;
   }
 
   Verdict reduce(const DirectPlan& plan, const Span& chunk, int64_t i) {
@@ -42,7 +47,8 @@ class MeshSlots {
     const auto version_of = [&](int p) -> const std::byte* {
       return p == x_.rank && !x_.reducer.scales_input() ? x_.in + at : theirs(p);
     };
-    reduce_versions(x_, x_.out + at, two_shot, version_of, theirs, span.count);
+    reduce_versions(x_.reducer, x_.out + at, x_.ranks, version_of, two_shot ? x_.ranks - 1 : 0,
+                    x_.of_others(theirs), span.count);
     if (two_shot) publish(board(x_.rank).reduced.value, i);
     return Verdict::ok;
   }
@@ -50,9 +56,7 @@ class MeshSlots {
   Verdict collect(const DirectPlan& plan, const Span& chunk, int64_t i) {
     for (int j = 1; j < x_.ranks; ++j) {
       const int p = (x_.rank + j) % x_.ranks;
-      uint64_t& reduced = board(p).reduced.value;
-      const auto ready = [&] { return load_acquire(reduced) >= round(i); };
-      const Verdict verdict = await(p, reduced, i, ready);
+      const Verdict verdict = await(p, board(p).reduced.value, i);
       if (verdict != Verdict::ok) return verdict;
       const Span part = plan.part_of(chunk, p);
       copy_one(x_.out + x_.bytes(chunk.first + part.first), slot(x_.rank, i) + x_.bytes(part.first),
@@ -61,21 +65,18 @@ class MeshSlots {
     return Verdict::ok;
   }
 
- private:
-  Board& board(int peer) const { return *x_.peers[size_t(peer)].board; }
-  uint64_t round(int64_t i) const { return x_.base + uint64_t(i) + 1; }
-  uint64_t place(int64_t i) const {
-    return (x_.base + uint64_t(i)) % DirectPlan::slots(MeshGeometry::kAhead);
-  }
   std::byte* slot(int peer, int64_t i) const {
     return x_.peers[size_t(peer)].slots + int64_t(place(i)) * MeshGeometry::kSlotBytes;
   }
-
   void publish(uint64_t& rounds, int64_t i) const {
     store_release(rounds, round(i));
     x_.wake_all();
   }
-  Verdict await_staged(int peer, int64_t i) {
+  // Waits until a rank has published round i by `rounds`.
+  Verdict await(int peer, uint64_t& rounds, int64_t i) const {
+    return await(peer, rounds, i, [&] { return load_acquire(rounds) >= round(i); });
+  }
+  Verdict await_staged(int peer, int64_t i) const {
     if (peer == x_.rank) return Verdict::ok;
     Staged& staged = board(peer).staged;
     std::atomic_ref call(staged.calls[place(i)]);
@@ -84,8 +85,15 @@ class MeshSlots {
              call.load(std::memory_order_relaxed) == call_;
     });
   }
+
+ private:
+  Board& board(int peer) const { return *x_.peers[size_t(peer)].board; }
+  uint64_t round(int64_t i) const { return x_.base + uint64_t(i) + 1; }
+  uint64_t place(int64_t i) const {
+    return (x_.base + uint64_t(i)) % DirectPlan::slots(MeshGeometry::kAhead);
+  }
   template <class Ready>
-  Verdict await(int peer, uint64_t& rounds, int64_t i, Ready&& ready) {
+  Verdict await(int peer, uint64_t& rounds, int64_t i, Ready&& ready) const {
     return x_.await(peer, Protocol::simple, round(i), ready, [&] { return load_acquire(rounds); });
   }
 

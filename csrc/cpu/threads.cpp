@@ -63,12 +63,12 @@ int64_t segment_bytes(const Geometry& geometry, int channels) {
 ThreadedExecutor::ThreadedExecutor(const Segments& segments, const Geometry& geometry, int rank,
                                    int ranks, std::chrono::nanoseconds timeout,
                                    std::shared_ptr<const Arenas> arenas, int channels,
-                                   ParallelFor parallel_for)
+                                   ParallelFor parallel_for, int socket)
     : parallel_for_(std::move(parallel_for)) {
   for (int c = 0; c < channels; ++c)
     channels_.push_back(std::make_unique<CpuExecutor>(
         ranks == 1 ? segments : part_of(segments, offset_of(c, geometry)), geometry_of(c, geometry),
-        rank, ranks, timeout, arenas, /*threads=*/c == 0 ? 1 : channels));
+        rank, ranks, timeout, arenas, /*threads=*/c == 0 ? 1 : channels, socket));
 }
 
 RunResult ThreadedExecutor::run(const Task& task) {

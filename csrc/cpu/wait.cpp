@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "core/lookout.h"
@@ -50,6 +51,19 @@ static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));  // it can be 
 
 std::atomic_ref<uint32_t> atomic(uint32_t& word) { return std::atomic_ref<uint32_t>(word); }
 
+// Returns the socket of a processor; -1: unknown.
+int socket_of(size_t processor) {
+  char path[96];
+  std::snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%zu/topology/physical_package_id",
+                processor);
+  std::FILE* const file = std::fopen(path, "re");
+  if (file == nullptr) return -1;
+  int socket = -1;
+  if (std::fscanf(file, "%d", &socket) != 1) socket = -1;
+  std::fclose(file);
+  return socket;
+}
+
 }  // namespace
 
 void notify(Bell& bell) {
@@ -84,6 +98,18 @@ Processors my_processors() {
     for (size_t i = 0; i < 64 * mine.size() && i < CPU_SETSIZE; ++i)
       if (CPU_ISSET(i, &set)) mine[i / 64] |= uint64_t(1) << i % 64;
   return mine;
+}
+
+int my_socket() {
+  const Processors mine = my_processors();
+  int found = -1;
+  for (size_t i = 0; i < 64 * mine.size(); ++i) {
+    if ((mine[i / 64] >> i % 64 & 1) == 0) continue;
+    const int socket = socket_of(i);
+    if (socket < 0 || (found >= 0 && socket != found)) return -1;
+    found = socket;
+  }
+  return found;
 }
 
 Wait::Ladder::Ladder(Wait& wait)

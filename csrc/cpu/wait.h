@@ -67,6 +67,8 @@ int pauses_for(int ranks, int processors);
 // Returns the processors that this thread may run on; up to 1024.
 using Processors = std::array<uint64_t, 16>;
 Processors my_processors();
+// Returns the socket of the processors that this thread may run on; -1: unknown, or several.
+int my_socket();
 
 // Decides whether a rank polls: not while it shares a core with another rank of its ring, which
 // polling keeps from running. The system may leave two ranks on one core although others are free,

@@ -44,7 +44,7 @@ struct Pair {
     task.count = kCount;
     task.reduction = Reduction::of(Op::sum, DType::i64, 2);
     task.in = task.out = arena.allocate(kCount * 8);
-    Mesh mesh(segments, kOffset, rank, arenas);
+    Mesh mesh(segments, kOffset, rank, arenas, /*socket=*/-1);
     Wait::Clock::time_point yield_from;
     Wait wait(*static_cast<Bell*>(segments.all[size_t(rank)]), 0, std::chrono::milliseconds(20),
               yield_from);

@@ -22,11 +22,12 @@ using Bytes = std::vector<unsigned char>;
 class ThreadRing {
  public:
   // `arena_bytes`: size of each rank's arena; 0: none has one. `channels`: if there are several,
-  // `threads_of` returns the threads of a rank.
+  // `threads_of` returns the threads of a rank. `sockets`: of each rank; empty: unknown.
   explicit ThreadRing(int ranks, const Geometry& geometry,
                       std::chrono::nanoseconds timeout = std::chrono::seconds(60),
                       int64_t arena_bytes = 0, const RingOrders& orders = {}, int channels = 1,
-                      const std::function<cpu::ParallelFor(int rank)>& threads_of = nullptr)
+                      const std::function<cpu::ParallelFor(int rank)>& threads_of = nullptr,
+                      const std::vector<int>& sockets = {})
       : geometry_(geometry), orders_(orders), lines_(size_t(ranks)) {
     const size_t bytes = size_t(cpu::segment_bytes(geometry, channels));
     CHECK(bytes % kCacheLine == 0);  // or the end of the block would not be that of the segment
@@ -51,12 +52,13 @@ class ThreadRing {
         arenas = std::make_shared<cpu::Arenas>();
         *arenas = {arenas_[size_t(r)].get(), offered};
       }
+      const int socket = sockets.empty() ? -1 : sockets[size_t(r)];
       if (channels > 1)
         engines_.push_back(std::make_unique<cpu::ThreadedExecutor>(
-            s, geometry, r, ranks, timeout, arenas, channels, threads_of(r)));
+            s, geometry, r, ranks, timeout, arenas, channels, threads_of(r), socket));
       else
         engines_.push_back(
-            std::make_unique<cpu::CpuExecutor>(s, geometry, r, ranks, timeout, arenas));
+            std::make_unique<cpu::CpuExecutor>(s, geometry, r, ranks, timeout, arenas, 1, socket));
     }
   }
 

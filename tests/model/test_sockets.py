@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import re
 import statistics
 from pathlib import Path
 
@@ -42,11 +44,28 @@ class TestFormulas:
         assert predict(server, SHARED, nbytes) == pytest.approx(4 * 2 * nbytes / 100e3, rel=0.01)
 
     def test_the_link_is_the_limit_between_sockets(self) -> None:
-        """Of 8 ranks, 4 of a socket read half of their tensors across, and write as much."""
-        one, two = (Server(8, 14, sockets=n) for n in (1, 2))
-        took = predict(two, SHARED, 4 * M) - predict(one, SHARED, 0)
-        assert took == pytest.approx(4 * 4 * M / 70e3, rel=0.02)
-        assert predict(one, SHARED, 4 * M) < predict(two, SHARED, 4 * M) / 2
+        """Four of the 8 ranks, those of a socket, copy half of the result across."""
+        one, two = (Server(8, 56, sockets=n) for n in (1, 2))
+        more = predict(two, "deepspeed", 4 * M) - predict(one, "deepspeed", 4 * M)
+        across = 2 * 4 * 2 * M / 70e3  # reduced parts and the result
+        inside = (1.125 + 2) * 4 * M / (56 * 10e3)
+        assert more == pytest.approx(across - inside + 2 * 0.3)
+
+    def test_a_chain_crosses_the_link_once(self) -> None:
+        """The largest pass: n, an own part, two given ones; n of all ranks of a socket cross."""
+        slow = Server(8, 56, 2, link_gb_s=7.0)
+        passes = 2 * 64 * M * 3 / 4, 2 * 64 * M
+        took = 64 * M / 7e3 + sum(passes) / (56 * 14e3)
+        assert predict(slow, "ringkern", 64 * M) == pytest.approx(took, rel=0.01)
+
+    def test_a_chain_takes_less_time_wherever_it_is_taken(self) -> None:
+        flat = dataclasses.replace(LIBRARIES["ringkern"], passes=sockets.two_shot)
+        for ranks, threads in ((4, 1), (4, 28), (8, 1), (8, 14), (16, 7)):
+            server = Server(ranks, threads, 2)
+            for nbytes in (1 << shift for shift in range(18, 31)):
+                assert predict(server, "ringkern", nbytes) < time_us(server, flat, nbytes)
+            small = 256 * K - 1
+            assert predict(server, "ringkern", small) == time_us(server, flat, small)
 
     def test_a_small_call_has_one_thread(self) -> None:
         one, many = Server(2, 1), Server(2, 8)
@@ -88,6 +107,18 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     model.add_arguments(parser)
     assert model.run(parser.parse_args(["--device", "cpu", *arguments])) == 0
     return capsys.readouterr().out
+
+
+def test_the_page_says_what_is_predicted() -> None:
+    text = (RESULTS.parents[1] / "docs" / "design" / "cpu.md").read_text()
+    (table,) = re.findall(r"^\| ranks x threads \| bytes \| over.*\n.*\n((?:\|.*\n)+)", text, re.M)
+    flat = dataclasses.replace(LIBRARIES["ringkern"], passes=sockets.two_shot)
+    for line in table.splitlines():
+        shape, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        ranks, threads = map(int, shape.split(" x "))
+        nbytes, *times = (int(cell.replace(",", "")) for cell in cells)
+        every = [flat, *LIBRARIES.values()]
+        assert times == [round(time_us(Server(ranks, threads, 2), one, nbytes)) for one in every]
 
 
 class TestCommand:

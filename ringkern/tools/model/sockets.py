@@ -108,7 +108,7 @@ FAR_CORE_GB_S = 8.0
 ALONE = 1.7
 
 
-def _staged(server: Server, nbytes: float) -> list[Pass]:
+def two_shot(server: Server, nbytes: float) -> list[Pass]:
     """Returns the passes of ``two_shot``: stage, reduce and give back, collect."""
     others = (server.ranks - 1) / server.ranks
     return [
@@ -118,8 +118,29 @@ def _staged(server: Server, nbytes: float) -> list[Pass]:
     ]
 
 
+def chain(server: Server, nbytes: float) -> list[Pass]:
+    """Returns the passes of csrc/cpu/mesh_sockets.h: stage, reduce in a chain, collect."""
+    own = nbytes / server.near
+    return [
+        Pass(2 * (nbytes - own), 0),
+        Pass(nbytes + own + server.sockets * own, own),
+        Pass(2 * nbytes, 0),
+    ]
+
+
+def _chains(server: Server, nbytes: float) -> bool:
+    return server.sockets > 1 and server.near >= 2 and nbytes >= 256 * K  # csrc/cpu/mesh.cpp
+
+
+def _staged(server: Server, nbytes: float) -> list[Pass]:
+    return (chain if _chains(server, nbytes) else two_shot)(server, nbytes)
+
+
 def _in_place(server: Server, nbytes: float) -> list[Pass]:
-    return [Pass(2 * nbytes, 2 * _far(server) * nbytes)]
+    """Returns the passes of tensors in shared memory, which are not staged."""
+    if _chains(server, nbytes):
+        return chain(server, nbytes)[1:]
+    return two_shot(server, nbytes)[1:2]
 
 
 def _one_shot(server: Server, nbytes: float) -> list[Pass]:

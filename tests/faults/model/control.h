@@ -46,6 +46,7 @@ inline void know_calls(const Control& control, int rank) {
   for (int i = 0; i < kCallLines; ++i) {
     know(lines[i].what), know(lines[i].count), know(lines[i].history);
     know(lines[i].started), know(lines[i].ended);
+    know(lines[i].whole_what), know(lines[i].whole_count);
   }
   words.end();
 }
@@ -70,7 +71,9 @@ struct FirstReason : rl::test_suite<FirstReason, 3> {
     Control& mine = *pages->of[index];
     if (index < 2) {
       data.write(&reasons[index]);
-      mine.fail({Cause::failed, -1, {int(index), index + 1, ""}, index == 0 ? "zero" : "one"});
+      Fault fault = fault_of(Event::abort, int(index));
+      fault.evidence = index == 0 ? "zero" : "one";
+      mine.fail(fault);
     }
     const auto failure = mine.failure();
     check(index == 2 || failure.has_value(), "who has failed knows a reason");
@@ -78,7 +81,7 @@ struct FirstReason : rl::test_suite<FirstReason, 3> {
     const int reporter = failure->reporter;
     check(reporter == 0 || reporter == 1, "the reason is of a rank that has failed");
     data.read(&reasons[reporter]);
-    check(failure->text == (reporter == 0 ? "zero" : "one"), "the text is that rank's");
+    check(failure->evidence.text() == (reporter == 0 ? "zero" : "one"), "the text is that rank's");
     check(first == -1 || first == reporter, "all ranks have the same reason");
     first = reporter;
   }

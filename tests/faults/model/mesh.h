@@ -1,16 +1,19 @@
 // The mesh, csrc/core/direct.h and csrc/cpu/mesh.cpp: a slot has no credit, and is reused when the
-// counters of later rounds show that no rank can still need it.
+// counters of later rounds show that no rank can still need it. Between sockets it has one,
+// csrc/cpu/mesh_sockets.h.
 #pragma once
 
 #include "faults/model/bell.h"
 
 #include "cpu/mesh.h"
+#include "cpu/mesh_sockets.h"
 
 namespace model {
 
-// `calls` all-reduces of `rounds` rounds each, every one different from the one before.
-template <Algorithm algorithm, Protocol protocol, int ranks, int calls, int rounds>
-struct Slots : rl::test_suite<Slots<algorithm, protocol, ranks, calls, rounds>, ranks> {
+// `calls` all-reduces of `rounds` rounds each, every one different from the one before. `near`:
+// ranks of a socket, whose calls are a one_shot and this one in turn; 0: there is one socket.
+template <Algorithm algorithm, Protocol protocol, int ranks, int calls, int rounds, int near = 0>
+struct Slots : rl::test_suite<Slots<algorithm, protocol, ranks, calls, rounds, near>, ranks> {
   static constexpr bool kLines = protocol == Protocol::ll;
   static constexpr int64_t kOffset = 4096;
   static constexpr int kLinesUsed = 2;  // of a slot
@@ -18,7 +21,7 @@ struct Slots : rl::test_suite<Slots<algorithm, protocol, ranks, calls, rounds>, 
       kLines ? kLinesUsed * int64_t(sizeof(cpu::DirectLine::data)) : cpu::MeshGeometry::kSlotBytes;
   static constexpr int64_t kCount = rounds * kRoundBytes / 8;
   // Only a block's first element is moved, and a rank of three stages adjacent parts.
-  static_assert(ranks == 2 || algorithm == Algorithm::one_shot);
+  static_assert(ranks == 2 || near == 2 || algorithm == Algorithm::one_shot);
   static_assert(!kLines || rounds == 1);
 
   static char* segment(int rank) {
@@ -32,16 +35,20 @@ struct Slots : rl::test_suite<Slots<algorithm, protocol, ranks, calls, rounds>, 
   static cpu::Board& board(int rank) {
     return *reinterpret_cast<cpu::Board*>(segment(rank) + kOffset);
   }
-  static DirectPlan plan() {
-    return DirectPlan::make(algorithm, ranks, kCount, 8,
+  static Algorithm algorithm_of(int call) {
+    return near > 0 && call % 2 == 0 ? Algorithm::one_shot : algorithm;
+  }
+  static DirectPlan plan(Algorithm a = algorithm) {
+    if (near > 0 && a == Algorithm::two_shot) return cpu::MeshSockets::plan(near, kCount, 8);
+    return DirectPlan::make(a, ranks, kCount, 8,
                             kLines ? cpu::MeshGeometry::line_slot_data()
                                    : cpu::MeshGeometry::kSlotBytes,
                             1, kLines ? cpu::MeshGeometry::kLineAhead : cpu::MeshGeometry::kAhead);
   }
   // Position in the tensor of a move.
   template <class F>
-  static void for_each_block(F&& f) {
-    const DirectPlan p = plan();
+  static void for_each_block(Algorithm a, F&& f) {
+    const DirectPlan p = plan(a);
     for (int64_t i = 0; i < p.rounds; ++i)
       for (int part = 0; part < p.parts(); ++part) {
         const Span chunk = p.chunk_of(0, i), span = p.part_of(chunk, part);
@@ -80,10 +87,11 @@ struct Slots : rl::test_suite<Slots<algorithm, protocol, ranks, calls, rounds>, 
     words.begin("processors");
     Segments all;
     for (int r = 0; r < ranks; ++r) all.all.push_back(segment(r));
-    for (int r = 0; r < ranks; ++r) mesh[r].emplace(all, kOffset, r, nullptr);
+    for (int r = 0; r < ranks; ++r)
+      mesh[r].emplace(all, kOffset, r, nullptr, near > 0 ? r / near : -1);
     words.end();
     for (int r = 0; r < ranks; ++r)
-      for_each_block([&](int64_t at, int64_t) { tensor(r, false)[at] = value(r, at); });
+      for_each_block(algorithm, [&](int64_t at, int64_t) { tensor(r, false)[at] = value(r, at); });
   }
   void after() { end(); }
 
@@ -92,21 +100,21 @@ struct Slots : rl::test_suite<Slots<algorithm, protocol, ranks, calls, rounds>, 
   void thread(unsigned index) {
     const int rank = int(index);
     Task task;
-    task.algorithm = algorithm;
     task.protocol = protocol;
     task.in = tensor(rank, false);
     task.out = tensor(rank, true);
     task.count = kCount;
     const Reducer reducer((Reduction()));
     for (int call = 0; call < calls; ++call) {
+      task.algorithm = algorithm_of(call);
       task.reduction.combine = Combine(call % kCombines);  // a name only: the stand-in always adds
       auto never = cpu::Wait::Clock::time_point::max();
       cpu::Wait wait(*reinterpret_cast<cpu::Bell*>(segment(rank)), 0, std::chrono::hours(1000),
                      never);
       WaitReport report;
-      for_each_block([&](int64_t at, int64_t) { tensor(rank, true)[at] = 0; });
+      for_each_block(task.algorithm, [&](int64_t at, int64_t) { tensor(rank, true)[at] = 0; });
       check(mesh[rank]->run(task, reducer, wait, report) == Verdict::ok, "a call ends in ok");
-      for_each_block([&](int64_t at, int64_t) {
+      for_each_block(task.algorithm, [&](int64_t at, int64_t) {
         int64_t sum = 0;
         for (int r = 0; r < ranks; ++r) sum += value(r, at);
         check(tensor(rank, true)[at] == sum, "the result is right");

@@ -66,6 +66,15 @@ int main(int count, char** arguments) {
   runner.noticed<Lines>("a flag without release", {Plant::relaxed_store, "flag"});
   runner.noticed<Lines>("a flag without acquire", {Plant::relaxed_load, "flag"});
 
+  runner.title("the mesh on two sockets (cpu/mesh_sockets.h)");
+  using Sockets = Slots<Algorithm::two_shot, Protocol::simple, 4, 3, 6, 2>;
+  runner.sound<Sockets>("4 ranks, 6 rounds over 4 slots between one_shots", {Search::random});
+  runner.noticed<Sockets>("`staged` without release", {Plant::relaxed_store, "staged"});
+  runner.noticed<Sockets>("`staged` without acquire", {Plant::relaxed_load, "staged"});
+  runner.noticed<Sockets>("`reduced` without release", {Plant::relaxed_store, "reduced"});
+  runner.noticed<Sockets>("`reduced` without acquire", {Plant::relaxed_load, "reduced"});
+  runner.noticed<Sockets>("no barrier", {Plant::no_fence, ""});
+
   runner.title("the control page (comm/control.*)");
   runner.sound<FirstReason>("two ranks fail, all have one reason", {Search::full});
   runner.sound<LastCalls>("calls are read whole", {Search::bounded, 3});

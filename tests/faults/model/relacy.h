@@ -233,7 +233,8 @@ class AtomicRef {
     word_ = T(before + value);
     return before;
   }
-  bool compare_exchange_strong(T& expected, T wanted, std::memory_order order,
+  bool compare_exchange_strong(T& expected, T wanted,
+                               std::memory_order order = std::memory_order_seq_cst,
                                const char* file = __builtin_FILE(),
                                int line = __builtin_LINE()) const {
     const auto w = find();

@@ -23,7 +23,7 @@ class MemoryFile {
   int fd_;
 };
 
-inline void check_memory_of(int, int, int64_t) {}
+inline void check_memory_of(int, int, int64_t, const RankNames&) {}
 
 class Mappings {
  public:
