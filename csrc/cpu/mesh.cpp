@@ -15,6 +15,13 @@ namespace {
 // `python -m ringkern model --device cpu --sockets 2`.
 constexpr int64_t kLeastChain = 256 << 10;
 
+// Not inlined: a small call takes longer if Mesh::run() has more to keep.
+[[gnu::noinline]] Verdict run_chain(const DirectPlan& plan, MeshCall& call, const Task& task,
+                                    int near, std::byte* const* tensors) {
+  MeshSockets mesh(call, task, near, tensors);
+  return run_direct(plan, 0, mesh);
+}
+
 }  // namespace
 
 Mesh::Mesh(const Segments& segments, int64_t offset, int rank, std::shared_ptr<const Arenas> arenas,
@@ -101,18 +108,10 @@ Verdict Mesh::run(const Task& task, const Reducer& reducer, Wait& wait, WaitRepo
     bool all = false;
     const Verdict verdict = mesh.meet(place, all);
     if (verdict != Verdict::ok) return verdict;
-    if (all && chain) {
-      std::byte* tensors[kMaxRanks];
-      mesh.find(*arenas_, tensors);
-      MeshSockets sockets(call, task, near(), tensors);
-      return run_direct(plan, 0, sockets);
-    }
+    if (all && chain) return run_chain(plan, call, task, near(), mesh.find(*arenas_).data());
     if (all) return mesh.reduce(*arenas_);
   }
-  if (chain) {
-    MeshSockets sockets(call, task, near(), nullptr);
-    return run_direct(plan, 0, sockets);
-  }
+  if (chain) return run_chain(plan, call, task, near(), nullptr);
   if (lines) {
     MeshLines mesh(call, task);
     return run_direct(plan, 0, mesh);

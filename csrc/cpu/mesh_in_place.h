@@ -3,6 +3,7 @@
 // rank stages, all do.
 #pragma once
 
+#include <array>
 #include <string>
 
 #include "cpu/mesh_call.h"
@@ -40,9 +41,11 @@ class MeshInPlace {
     return Verdict::ok;
   }
 
-  // Writes the tensors of all ranks to `tensors`.
-  void find(const Arenas& arenas, std::byte** tensors) {
-    for (int p = 0; p < x_.ranks; ++p) tensors[p] = tensor_of(p, arenas);
+  // Returns the tensors of all ranks.
+  std::array<std::byte*, kMaxRanks> find(const Arenas& arenas) {
+    std::array<std::byte*, kMaxRanks> tensors;
+    for (int p = 0; p < x_.ranks; ++p) tensors[size_t(p)] = tensor_of(p, arenas);
+    return tensors;
   }
 
   Verdict reduce(const Arenas& arenas) {
@@ -51,9 +54,8 @@ class MeshInPlace {
                          /*slot_bytes=*/x_.bytes(count_) + kMostPadding, /*channels=*/1, 0);
     const Span mine = plan.part_of(plan.chunk_of(0, 0), x_.rank);
     const int64_t at = x_.bytes(mine.first);
-    std::byte* tensors[kMaxRanks];
-    find(arenas, tensors);
-    const auto theirs = [&](int p) { return tensors[p] + at; };
+    const auto tensors = find(arenas);
+    const auto theirs = [&](int p) { return tensors[size_t(p)] + at; };
     reduce_versions(x_.reducer, x_.out + at, x_.ranks, theirs, x_.ranks - 1, x_.of_others(theirs),
                     mine.count);
     store_release(x_.peers[size_t(x_.rank)].board->reduced.value, x_.base + 1);
