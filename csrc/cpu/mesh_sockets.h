@@ -22,8 +22,8 @@ namespace ringkern::cpu {
 
 class MeshSockets {
  public:
-  // `near`: ranks of a socket. `tensors`: those of all ranks, which are reduced in place; null: they
-  // are staged.
+  // `near`: ranks of a socket. `tensors`: those of all ranks, which are reduced in place; null:
+  // they are staged.
   MeshSockets(MeshCall& call, const Task& task, int near, std::byte* const* tensors)
       : x_(call), slots_(call, task), near_(near), first_(call.rank / near * near),
         place_(call.rank % near), last_(call.ranks - near), tensors_(tensors) {}

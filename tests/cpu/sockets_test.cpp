@@ -1,4 +1,5 @@
-// The mesh on several sockets: which ranks take it, its results, tensors in place, and missing ranks.
+// The mesh on several sockets: which ranks take the chain, its results, tensors in place, and
+// missing ranks.
 #include "cpu/mesh_sockets.h"
 
 #include "cpu/without_one.h"
