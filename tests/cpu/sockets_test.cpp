@@ -49,7 +49,7 @@ void every_size(const Sockets& sockets, int channels, uint64_t seed) {
   ThreadRing ring = ring_on(sockets, channels);
   if (channels == 1) CHECK(takes_the_chain(ring));
   std::vector<Call> calls;
-  for (const int64_t bytes : {kLeast, kLeast + 4, 1024 * kKiB - 4, 1024 * kKiB + 4, 2600 * kKiB})
+  for (const int64_t bytes : {kLeast + 4, 1024 * kKiB - 4, 1024 * kKiB + 4, 1600 * kKiB})
     for (const bool in_place : {true, false}) {
       calls.push_back(sum_of(bytes));
       calls.back().in_place = in_place;
@@ -93,7 +93,8 @@ TEST_CASE("small calls, other ways and sums kept in floats do not take the chain
 
 TEST_CASE("every size is right, with one thread and with several") {
   for (const Sockets& sockets : {Sockets{0, 0, 1, 1}, {0, 0, 0, 1, 1, 1}, {0, 0, 1, 1, 2, 2}})
-    for (const int channels : {1, 3}) every_size(sockets, channels, sockets.size());
+    every_size(sockets, sockets.size() == 4 ? 3 : 1, sockets.size());
+  every_size({0, 0, 1, 1}, 1, 1);
 }
 
 TEST_CASE("every dtype and operation is right") {
@@ -117,7 +118,7 @@ TEST_CASE("every dtype and operation is right") {
 // A rank that lags lets the others run ahead as far as they can, within a call and from call to
 // call.
 TEST_CASE("random calls in a row are right") {
-  for (uint64_t seed = 0; seed < 6; ++seed) {
+  for (uint64_t seed = 0; seed < 4; ++seed) {
     std::mt19937_64 random(seed);
     const auto pick = [&](int n) { return int(random() % uint64_t(n)); };
     const Sockets sockets = seed % 2 == 0 ? Sockets{0, 0, 1, 1} : Sockets{0, 0, 0, 1, 1, 1};
@@ -144,7 +145,7 @@ TEST_CASE("tensors are reduced in place") {
     const int64_t count = 3 * kLeast / 4 + 17;
     const auto errors = ring.on_threads([&](int rank) {
       auto* const data = static_cast<int32_t*>(ring.arena(rank).allocate(count * 4));
-      for (int round = 1; round <= 20; ++round) {
+      for (int round = 1; round <= 8; ++round) {
         for (int64_t i = 0; i < count; ++i) data[i] = int32_t(i) * round + rank;
         Task task = task_of();
         task.reduction = Reduction::of(Op::sum, DType::i32, 4);
