@@ -9,7 +9,7 @@
 //            moves on a load, which the processor prefetches, and every store hits the cache.
 //            Tensors that all ranks have in their arenas are not staged at all: each rank reduces
 //            its part of every rank's tensor, in place.
-//            Between sockets, large calls take cpu/mesh_sockets.h.
+//            On several sockets a large two_shot takes the chain of cpu/mesh_sockets.h.
 // ORDERING   data first, then the flag or counter with release; a reader acquires it first.
 // POLLING    the flag or counter of the writer.
 // REUSE      as in core/direct.h; by two_shot a slot is free once its owner has copied the results.
@@ -51,10 +51,9 @@ static_assert(sizeof(Staged) == kCacheLine);
 // The board that a rank shows to all others. Each counter has one writer.
 struct Board {
   Staged staged;
-  StepCounter reduced;  // rounds whose part it has written to the others (two_shot)
-  Arrival arrival;      // its last call with a tensor in its arena
-  StepCounter
-      collected;  // rounds that it has copied from others, at the end of a call that does so
+  StepCounter reduced;    // rounds whose part it has written to the others (two_shot)
+  Arrival arrival;        // its last call with a tensor in its arena
+  StepCounter collected;  // rounds that it has copied from tensors of others (mesh_sockets.h)
   // At connection; all ranks know them by the first call.
   Processors processors;
   int64_t socket;

@@ -93,8 +93,8 @@ TEST_CASE("small calls, other ways and sums kept in floats do not take the chain
 
 TEST_CASE("every size is right, with one thread and with several") {
   for (const Sockets& sockets : {Sockets{0, 0, 1, 1}, {0, 0, 0, 1, 1, 1}, {0, 0, 1, 1, 2, 2}})
-    every_size(sockets, sockets.size() == 4 ? 3 : 1, sockets.size());
-  every_size({0, 0, 1, 1}, 1, 1);
+    every_size(sockets, /*channels=*/1, sockets.size());
+  every_size({0, 0, 1, 1}, /*channels=*/3, 1);
 }
 
 TEST_CASE("every dtype and operation is right") {
