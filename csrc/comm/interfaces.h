@@ -254,6 +254,9 @@ struct Task {
   CallWords part_of{};
   // The tasks of all ranks, this one's among them, in a ring of one process (torch/local.cpp).
   std::span<const Task> of_ranks{};
+
+  // Returns the elements of the whole call.
+  constexpr int64_t whole_count() const { return whole > 0 ? whole : count; }
 };
 
 // The state of a task when Executor::run() returns.
@@ -286,8 +289,8 @@ inline void resolve_auto(Task& t, const WayTable& ways) {
 // place of a root.
 constexpr CallWords words_of(const Task& t) {
   const int root = t.norm != nullptr ? int(t.norm->row) : t.root;
-  const int64_t count = t.whole > 0 ? t.whole : t.count;
-  return words_of(t.collective, t.reduction, t.algorithm, t.protocol, root, count, t.moved);
+  return words_of(t.collective, t.reduction, t.algorithm, t.protocol, root, t.whole_count(),
+                  t.moved);
 }
 
 // Throws UsageError for a float32 accumulation round the ring, which sends partial results rounded

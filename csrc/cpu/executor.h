@@ -15,10 +15,10 @@ class CpuExecutor final : public Executor {
  public:
   // `segments` hold `segment_bytes(geometry)` each and outlive the executor. `arenas`: of tensors
   // that need no copy; may be null. `threads`: of a rank that wait at the same time. `socket`: of
-  // this rank. Throws UsageError if the geometry or the ring orders are invalid.
+  // this rank, as my_socket(). Throws UsageError if the geometry or the ring orders are invalid.
   CpuExecutor(const Segments& segments, const Geometry& geometry, int rank, int ranks,
               std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas = nullptr,
-              int threads = 1, int socket = my_socket());
+              int threads = 1, int socket = -1);
 
   RunResult run(const Task& task) override;
   void abort() override;

@@ -74,10 +74,9 @@ int Mesh::processors() const {
 Verdict Mesh::run(const Task& task, const Reducer& reducer, Wait& wait, WaitReport& report) {
   const bool lines = task.protocol == Protocol::ll;
   const int ranks = int(peers_.size());
-  const int64_t whole = task.whole > 0 ? task.whole : task.count;
   // Partial results that are kept in float32 would not fit into the slots.
   const bool chain = task.algorithm == Algorithm::two_shot && !reducer.widens(ranks) &&
-                     whole * reducer.element_bytes() >= kLeastChain && near() > 0;
+                     task.whole_count() * reducer.element_bytes() >= kLeastChain && near() > 0;
   uint64_t& rounds = lines ? line_rounds_ : rounds_;
   const DirectPlan plan =
       chain ? MeshSockets::plan(near(), task.count, reducer.element_bytes())

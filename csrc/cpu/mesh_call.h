@@ -12,7 +12,7 @@ namespace ringkern::cpu {
 // The word of a part counts the whole call: a smaller call may be as long as a part.
 inline uint64_t call_word(const Task& task) {
   return reduction_bits(task.reduction) | uint64_t(task.algorithm) << kReductionBits |
-         uint64_t(task.whole > 0 ? task.whole : task.count) << (kReductionBits + 2);
+         uint64_t(task.whole_count()) << (kReductionBits + 2);
 }
 
 // One call, of this rank.

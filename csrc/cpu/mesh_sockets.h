@@ -30,7 +30,7 @@ class MeshSockets {
 
   // The rounds and parts of a call of this many elements.
   static DirectPlan plan(int near, int64_t count, int64_t element) {
-    // Four rounds or more, so that all sockets have work. A round takes four waits.
+    // From 128 KiB on four rounds or more, so that all sockets have work.
     constexpr int64_t kLeastChunk = 32 << 10;
     const int64_t chunk = min64(MeshGeometry::kSlotBytes, max64(kLeastChunk, count * element / 4));
     return DirectPlan::make(Algorithm::two_shot, near, count, int(element), chunk, /*channels=*/1,
@@ -39,9 +39,10 @@ class MeshSockets {
 
   Verdict stage(const DirectPlan& plan, const Span& chunk, int64_t i) {
     if (tensors_ != nullptr) return Verdict::ok;
-    // The slots of rounds 0 to kAhead are free: core/direct.h.
+    // The slots of rounds 0 to kAhead are free: core/direct.h. Later ones are if all have begun.
     if (i == MeshGeometry::kAhead + 1)
-      if (const Verdict v = await_beginning(); v != Verdict::ok) return v;
+      if (const Verdict v = await_all(0, x_.ranks, &MeshSockets::staged, 0); v != Verdict::ok)
+        return v;
     slots_.stage(chunk, plan.part_of(chunk, place_), i);
     return Verdict::ok;
   }
@@ -88,29 +89,22 @@ class MeshSockets {
     }
     if (tensors_ == nullptr || i + 1 < plan.rounds) return Verdict::ok;
     slots_.publish(collected(x_.rank), i);
-    return await_collected(i);
+    return await_all(first_, near_, &MeshSockets::collected, i);
   }
 
  private:
+  uint64_t& staged(int p) const { return x_.peers[size_t(p)].board->staged.rounds; }
   uint64_t& reduced(int p) const { return x_.peers[size_t(p)].board->reduced.value; }
   uint64_t& collected(int p) const { return x_.peers[size_t(p)].board->collected.value; }
   // Returns the memory of a rank's version of a chunk, and later of the parts that it owns.
   std::byte* memory(int p, const Span& chunk, int64_t i) const {
     return tensors_ != nullptr ? tensors_[p] + x_.bytes(chunk.first) : slots_.slot(p, i);
   }
-  // Waits until all ranks have staged round 0.
-  Verdict await_beginning() const {
-    for (int p = 0; p < x_.ranks; ++p)
-      if (p != x_.rank)
-        if (const Verdict v = slots_.await(p, x_.peers[size_t(p)].board->staged.rounds, 0);
-            v != Verdict::ok)
-          return v;
-    return Verdict::ok;
-  }
-  Verdict await_collected(int64_t i) const {
-    for (int p = first_; p < first_ + near_; ++p)
-      if (p != x_.rank)
-        if (const Verdict v = slots_.await(p, collected(p), i); v != Verdict::ok) return v;
+  // Waits until `n` ranks have published round i by a counter.
+  Verdict await_all(int first, int n, uint64_t& (MeshSockets::*counter)(int) const,
+                    int64_t i) const {
+    for (int p = first; p < first + n; ++p)
+      if (const Verdict v = slots_.await(p, (this->*counter)(p), i); v != Verdict::ok) return v;
     return Verdict::ok;
   }
 

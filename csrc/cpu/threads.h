@@ -28,7 +28,7 @@ class ThreadedExecutor final : public Executor {
   // all ranks; the number of threads that `parallel_for` uses may differ. Otherwise as CpuExecutor.
   ThreadedExecutor(const Segments& segments, const Geometry& geometry, int rank, int ranks,
                    std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas,
-                   int channels, ParallelFor parallel_for, int socket = my_socket());
+                   int channels, ParallelFor parallel_for, int socket = -1);
 
   RunResult run(const Task& task) override;
   void abort() override;

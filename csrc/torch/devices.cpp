@@ -26,10 +26,12 @@ Device cpu_device(int rank, int ranks, Milliseconds timeout, int threads) {
   };
   device.make_executor =
       [=, geometry = device.terms.geometry](const Segments& segments) -> std::unique_ptr<Executor> {
+    const int socket = cpu::my_socket();
     if (threads == 1)
-      return std::make_unique<cpu::CpuExecutor>(segments, geometry, rank, ranks, timeout, arenas);
+      return std::make_unique<cpu::CpuExecutor>(segments, geometry, rank, ranks, timeout, arenas,
+                                                /*threads=*/1, socket);
     return std::make_unique<cpu::ThreadedExecutor>(segments, geometry, rank, ranks, timeout, arenas,
-                                                   threads, &on_torch_threads);
+                                                   threads, &on_torch_threads, socket);
   };
   return device;
 }

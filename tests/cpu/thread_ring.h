@@ -367,4 +367,26 @@ inline void run_calls(ThreadRing& ring, const std::vector<Call>& calls, uint64_t
   }
 }
 
+// Adds up tensors of the ranks' arenas by a two_shot, several times, and compares the results. A
+// rank overwrites its tensor as soon as its call has returned.
+inline void run_in_place(ThreadRing& ring, int64_t count, int rounds) {
+  const int32_t k = ring.ranks();
+  const auto errors = ring.on_threads([&](int rank) {
+    auto* const data = static_cast<int32_t*>(ring.arena(rank).allocate(count * 4));
+    for (int round = 1; round <= rounds; ++round) {
+      for (int64_t i = 0; i < count; ++i) data[i] = int32_t(i) * round + rank;
+      Task task;
+      task.algorithm = Algorithm::two_shot;
+      task.reduction = Reduction::of(Op::sum, DType::i32, k);
+      task.in = task.out = data;
+      task.count = count;
+      ring.engine(rank).run(task);
+      for (int64_t i = 0; i < count; ++i)
+        REQUIRE(data[i] == k * int32_t(i) * round + k * (k - 1) / 2);
+    }
+    CHECK_EQ(ring.board(rank).staged.rounds, 0u);  // nothing was staged
+  });
+  for (const auto& error : errors) CHECK(error == nullptr);
+}
+
 }  // namespace ringkern::test

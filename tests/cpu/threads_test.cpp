@@ -74,21 +74,7 @@ TEST_CASE("ranks may differ in threads") {
 
 TEST_CASE("several threads reduce tensors in place") {
   ThreadRing ring = ring_of(2, 3, {3, 2}, std::chrono::seconds(60), 64 * kMiB);
-  const int64_t count = 3 * kMiB / 4 + 17;
-  const auto errors = ring.on_threads([&](int rank) {
-    auto* const data = static_cast<int32_t*>(ring.arena(rank).allocate(count * 4));
-    for (int round = 1; round <= 3; ++round) {
-      for (int64_t i = 0; i < count; ++i) data[i] = int32_t(i) * round + rank;
-      Task task = task_of();
-      task.reduction = Reduction::of(Op::sum, DType::i32, 2);
-      task.in = task.out = data;
-      task.count = count;
-      ring.engine(rank).run(task);
-      for (int64_t i = 0; i < count; ++i) REQUIRE(data[i] == 2 * int32_t(i) * round + 1);
-    }
-    CHECK_EQ(ring.board(rank).staged.rounds, 0u);  // nothing was staged
-  });
-  for (const auto& error : errors) CHECK(error == nullptr);
+  run_in_place(ring, 3 * kMiB / 4 + 17, 3);
 }
 
 TEST_CASE("a smaller call is not taken for a part of a larger one") {

@@ -80,9 +80,9 @@ def run(args: argparse.Namespace) -> int:
     """
     output = options.Output(args.json)
     if args.published:
-        rows = sockets if args.device == "cpu" else published
-        output.answer(rows.as_text())
-        output.json({"rows": rows.as_rows(), "median_error": rows.median_error()})
+        times = sockets if args.device == "cpu" else published
+        output.answer(times.as_text())
+        output.json({"rows": times.as_rows(), "median_error": times.median_error()})
         return 0
     if args.check:
         gpu, compared = measured.read(args.check)

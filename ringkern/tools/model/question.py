@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,9 +98,7 @@ def questions_of(args: argparse.Namespace) -> list[Question]:
     Raises:
         ValueError: the arguments do not fit together or with the machine.
     """
-    given = [name for name in _OF_HOSTS if getattr(args, name) is not None]
-    others = [f"--{name.replace('_', '-')}" for name in given]
-    others += ["--hosts"] * (args.hosts != 1) + ["--sweep"] * args.sweep
+    others = _given(args, _OF_HOSTS)
     if args.gpu and others:
         raise ValueError(f"--gpu is of ranks that share a GPU: leave out {', '.join(others)}")
     if args.gpu and args.device == "cpu":
@@ -112,6 +110,12 @@ def questions_of(args: argparse.Namespace) -> list[Question]:
 
 _OF_SOCKETS = ("threads", "sockets")
 _OF_HOSTS = ("topology", "cores", *_OF_SOCKETS, "arch", "inter_gb_s", "network_gbit", "inter_us")
+
+
+def _given(args: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    """Returns the options among these that were given, and those of several hosts."""
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
+    return given + ["--hosts"] * (args.hosts != 1) + ["--sweep"] * args.sweep
 
 
 def _of_hosts(args: argparse.Namespace) -> Question:
@@ -232,11 +236,8 @@ def _of_sockets(args: argparse.Namespace) -> Question:
         raise ValueError(
             "--threads and --sockets are of CPUs: give --device cpu, or leave them out"
         )
-    given = [f"--{n.replace('_', '-')}" for n in _OF_HOSTS if getattr(args, n) is not None]
-    given = [name for name in given if name[2:] not in _OF_SOCKETS]
-    given += ["--hosts"] * (args.hosts != 1) + ["--sweep"] * args.sweep
-    if given:
-        raise ValueError(f"--threads and --sockets are of one host: leave out {', '.join(given)}")
+    if others := _given(args, [name for name in _OF_HOSTS if name not in _OF_SOCKETS]):
+        raise ValueError(f"--threads and --sockets are of one host: leave out {', '.join(others)}")
     count, ranks = args.sockets or 1, args.ranks or 8
     if ranks % count:
         raise ValueError(

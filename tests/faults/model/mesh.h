@@ -1,5 +1,5 @@
 // The mesh, csrc/core/direct.h and csrc/cpu/mesh.cpp: a slot has no credit, and is reused when the
-// counters of later rounds show that no rank can still need it. Between sockets it has one,
+// counters of later rounds show that no rank can still need it. On several sockets also
 // csrc/cpu/mesh_sockets.h.
 #pragma once
 
