@@ -86,9 +86,9 @@ RunResult CpuExecutor::run(const Task& task) {
   const std::chrono::nanoseconds timeout = task.timeout.count() > 0 ? task.timeout : timeout_;
   const Reducer reducer(task.reduction);
   if (pauses_ < 0) pauses_ = pauses_for(ranks_ * threads_, mesh_.processors());
-  Wait wait(bell, polling_.on() ? pauses_ : 0, timeout, yield_from_);
+  Wait wait(bell, polling_.on() ? pauses_ : 0, timeout, history_);
   wait.on_rest(task.rests, task.with);
-  wait.learn(lately_);
+  wait.learn();
   WaitReport report;
   Verdict verdict;
   try {

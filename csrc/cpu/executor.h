@@ -35,8 +35,7 @@ class CpuExecutor final : public Executor {
   Mesh mesh_;
   int pauses_ = -1;  // -1: unknown yet
   Polling polling_;
-  Wait::Clock::time_point yield_from_;  // see Wait
-  std::chrono::nanoseconds lately_{0};  // see Wait
+  WaitHistory history_;
 };
 
 // Runs a collective of one rank.

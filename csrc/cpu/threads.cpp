@@ -96,7 +96,7 @@ RunResult ThreadedExecutor::run_parts(const Task& task, int parts) {
     }
     if (first > 0) return;
     // Here, and not where the threads are joined, a signal can end the other parts.
-    Wait wait(bell, pauses_for(1, 1), std::chrono::hours(24 * 365), yield_from_);
+    Wait wait(bell, pauses_for(1, 1), std::chrono::hours(24 * 365), history_);
     wait.until([&] { return left.load(std::memory_order_acquire) == 0; });
   });
   rethrow_cause(errors);

@@ -38,7 +38,7 @@ class ThreadedExecutor final : public Executor {
 
   std::vector<std::unique_ptr<CpuExecutor>> channels_;
   const ParallelFor parallel_for_;
-  Wait::Clock::time_point yield_from_;  // see Wait
+  WaitHistory history_;
 };
 
 }  // namespace ringkern::cpu

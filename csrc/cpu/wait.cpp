@@ -37,6 +37,30 @@ constexpr std::chrono::nanoseconds kLongestYielding = std::chrono::microseconds(
 // ringing, and the delay until a deadline is noticed.
 constexpr std::chrono::nanoseconds kLongestSleep = std::chrono::milliseconds(50);
 
+// The least that Linux takes.
+constexpr uint64_t kShortestSlice = 100'000;  // ns
+
+// struct sched_attr of Linux: libc has neither it nor its two calls before glibc 2.41.
+struct SchedulingOf {
+  uint32_t size = sizeof(SchedulingOf), policy = 0;
+  uint64_t flags = 0;
+  int32_t nice = 0;
+  uint32_t priority = 0;
+  uint64_t slice = 0, deadline = 0, period = 0;  // ns
+};
+static_assert(sizeof(SchedulingOf) == 48);
+
+// Sets the time slice of this thread; its policy and nice value stay. Returns the slice before; 0:
+// it is not set, because the system does not know it or forbids the call.
+uint64_t set_slice(uint64_t ns) {
+  SchedulingOf mine;
+  if (syscall(SYS_sched_getattr, 0, &mine, sizeof mine, 0) != 0) return 0;
+  if (mine.policy != SCHED_OTHER && mine.policy != SCHED_BATCH) return 0;
+  const uint64_t before = std::exchange(mine.slice, ns);  // 0 before Linux 6.12
+  if (before == 0 || syscall(SYS_sched_setattr, 0, &mine, 0) != 0) return 0;
+  return before;
+}
+
 // Processes share the segment, so the private futex operations do not work.
 void futex_wait(uint32_t& word, uint32_t expected, std::chrono::nanoseconds at_most) {
   const timespec t{at_most.count() / 1'000'000'000, at_most.count() % 1'000'000'000};
@@ -114,9 +138,13 @@ int my_socket() {
 
 Wait::Ladder::Ladder(Wait& wait)
     : wait_(wait), start_(Clock::now()), now_(start_),
-      yields_(start_ < wait.yield_from_ ? 0 : kYields),
-      yield_until_(yields_ > 0 && wait.lately_ != nullptr ? start_ + *wait.lately_ : start_) {
+      yields_(start_ < wait.history_.yield_from ? 0 : kYields),
+      yield_until_(yields_ > 0 && wait.learns_ ? start_ + wait.history_.lately : start_) {
   wait.begin_rest();
+}
+
+Wait::Ladder::~Ladder() {
+  if (slice_ > 0) set_slice(slice_);
 }
 
 void Wait::Ladder::yield() {
@@ -133,7 +161,7 @@ void Wait::Ladder::sleep_from_now_on() {
   yields_ = 0;
   yield_until_ = start_;
   const int rarity = wait_.pauses_ > 0 ? kRarity : kRarityOnSharedCores;
-  wait_.yield_from_ = now_ + rarity * std::exchange(last_yield_, {});
+  wait_.history_.yield_from = now_ + rarity * std::exchange(last_yield_, {});
 }
 
 Verdict Wait::Ladder::rest() {
@@ -147,9 +175,11 @@ Verdict Wait::Ladder::rest() {
   }
   const auto waited = Clock::now() - start_;
   if (waited >= wait_.timeout_) return Verdict::timed_out;
-  if (announced_)
+  if (announced_) {
+    if (slice_ == 0) slice_ = set_slice(kShortestSlice);
     futex_wait(bell.rung, rung_,
                std::min<std::chrono::nanoseconds>(kLongestSleep, wait_.timeout_ - waited));
+  }
   rung_ = atomic(bell.rung).load(std::memory_order_acquire);
   atomic(bell.asleep).store(1, std::memory_order_relaxed);
   publish_barrier();  // the poll that follows must not be older than the announcement
@@ -160,10 +190,10 @@ Verdict Wait::Ladder::rest() {
 void Wait::Ladder::leave(Verdict verdict) {
   if (verdict == Verdict::ok && !announced_ && last_yield_ >= kSwitch) wait_.shared_a_core_ = true;
   if (announced_) atomic(wait_.bell_.asleep).store(0, std::memory_order_relaxed);
-  if (wait_.lately_ == nullptr) return;
+  if (!wait_.learns_) return;
   // Twice as long as this wait covers most of the next ones; a few short waits between them, or a
   // single long one, change little.
-  std::chrono::nanoseconds& lately = *wait_.lately_;
+  std::chrono::nanoseconds& lately = wait_.history_.lately;
   const std::chrono::nanoseconds waited = Clock::now() - start_;
   if (waited > kLongestYielding) lately -= lately / 4;
   else

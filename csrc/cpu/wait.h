@@ -11,6 +11,10 @@
 // A sleeper takes some 50 us to be woken. Ranks that compute between their calls often come 20 to
 // 200 us apart, so a rank whose waits have lately been of this length yields for longer, unless
 // another program takes its core.
+//
+// A woken thread gets a busy core only when the running thread has used up its time slice, some
+// milliseconds later, unless its own slice is shorter (Linux 6.12). So a rank sleeps with the
+// shortest slice. Its share of the core stays the same.
 #pragma once
 
 #include <array>
@@ -93,14 +97,19 @@ class Polling {
   int without_ = 0;  // calls left
 };
 
+// The outcome of earlier waits, which decides how the next ones rest.
+struct WaitHistory {
+  std::chrono::steady_clock::time_point yield_from;  // when the rank may yield again
+  std::chrono::nanoseconds lately{0};                // how long it yields then; see Wait::learn()
+};
+
 class Wait {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `pauses`: polls before yielding; 0 if ranks outnumber cores. `yield_from`: when this rank
-  // may yield again; kept from wait to wait.
-  Wait(Bell& bell, int pauses, std::chrono::nanoseconds timeout, Clock::time_point& yield_from)
-      : bell_(bell), pauses_(pauses), timeout_(timeout), yield_from_(yield_from) {}
+  // `pauses`: polls before yielding; 0 if ranks outnumber cores. `history`: kept from wait to wait.
+  Wait(Bell& bell, int pauses, std::chrono::nanoseconds timeout, WaitHistory& history)
+      : bell_(bell), pauses_(pauses), timeout_(timeout), history_(history) {}
 
   // Sets a function that is called once, when a wait has taken some microseconds or before the
   // first rest.
@@ -109,11 +118,9 @@ class Wait {
     with_ = with;
   }
 
-  // Keeps in `lately` how long to yield, by the length of earlier waits. Not for ranks that share
+  // Keeps in the history how long to yield, by the length of the waits. Not for ranks that share
   // cores: there somebody always wants the core.
-  void learn(std::chrono::nanoseconds& lately) {
-    if (pauses_ > 0) lately_ = &lately;
-  }
+  void learn() { learns_ = pauses_ > 0; }
 
   bool rested() const { return rested_; }
 
@@ -153,6 +160,8 @@ class Wait {
   class Ladder {
    public:
     explicit Ladder(Wait& wait);
+    ~Ladder();
+    Ladder(const Ladder&) = delete;
     // Yields or sleeps once. Between two calls the caller polls: the order is announce, poll,
     // sleep.
     Verdict rest();
@@ -170,6 +179,7 @@ class Wait {
     Clock::duration last_yield_{0};  // 0 once it was in vain
     uint32_t rung_ = 0;
     bool announced_ = false;
+    uint64_t slice_ = 0;  // of this thread before its first sleep; ns, 0: unchanged
   };
 
   static void pause() {
@@ -183,8 +193,8 @@ class Wait {
   Bell& bell_;
   int pauses_;
   std::chrono::nanoseconds timeout_;
-  Clock::time_point& yield_from_;
-  std::chrono::nanoseconds* lately_ = nullptr;
+  WaitHistory& history_;
+  bool learns_ = false;
   void (*rests_)(void*) = nullptr;
   void* with_ = nullptr;
   bool rested_ = false, shared_a_core_ = false;

@@ -235,10 +235,10 @@ Verdict P2pEngine::Body::work_until_something_fails() {
   int processors = 0;
   for (const uint64_t word : my_processors()) processors += std::popcount(word);
   const int pauses = pauses_for(ranks_, processors);
-  Wait::Clock::time_point yield_from;
+  WaitHistory history;
   while (!stopping_) {
     const auto until = std::min(queue_->deadline(), Clock::now() + std::chrono::hours(1));
-    Wait wait(bell, pauses, until - Clock::now(), yield_from);
+    Wait wait(bell, pauses, until - Clock::now(), history);
     wait.until([&] {
       const bool updates = take_updates();
       // Looks before the step: a rank that gave up has also left, and its reason is the one that

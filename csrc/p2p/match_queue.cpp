@@ -28,7 +28,7 @@ Geometry message_geometry() {
 MatchQueue::MatchQueue(const ReceiveBuffer& buffer, int rank, int ranks, Milliseconds timeout,
                        Calls calls)
     : buffer_(buffer), rank_(rank), ranks_(ranks), timeout_(timeout), calls_(std::move(calls)),
-      bytes_(Reduction{DType::u8}), wait_(buffer.bell(), /*pauses=*/0, timeout, yield_from_),
+      bytes_(Reduction{DType::u8}), wait_(buffer.bell(), /*pauses=*/0, timeout, history_),
       peers_(size_t(ranks)) {}
 
 // ---- matching -----------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ class MatchQueue {
   const Milliseconds timeout_;
   const Calls calls_;
   const Reducer bytes_;
-  Wait::Clock::time_point yield_from_;
+  WaitHistory history_;
   Wait wait_;
   std::vector<Peer> peers_;
   List from_anyone_;  // receives

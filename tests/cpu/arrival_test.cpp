@@ -45,9 +45,9 @@ struct Pair {
     task.reduction = Reduction::of(Op::sum, DType::i64, 2);
     task.in = task.out = arena.allocate(kCount * 8);
     Mesh mesh(segments, kOffset, rank, arenas, /*socket=*/-1);
-    Wait::Clock::time_point yield_from;
+    WaitHistory history;
     Wait wait(*static_cast<Bell*>(segments.all[size_t(rank)]), 0, std::chrono::milliseconds(20),
-              yield_from);
+              history);
     WaitReport report;
     return mesh.run(task, Reducer(task.reduction), wait, report);
   }

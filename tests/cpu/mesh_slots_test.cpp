@@ -56,8 +56,8 @@ TEST_CASE("a round is published with its call") {
   for (uint64_t round = 0; round < 3 * kSlots; ++round) {
     task.reduction.combine = round / kSlots % 2 == 0 ? Combine::sum : Combine::max;
     const Reducer reducer(task.reduction);
-    auto never = Wait::Clock::time_point::max();
-    Wait wait(bell, 0, std::chrono::seconds(1), never);
+    WaitHistory no_yields{Wait::Clock::time_point::max()};
+    Wait wait(bell, 0, std::chrono::seconds(1), no_yields);
     WaitReport report;
     const RankNames names;
     MeshCall call{peers, 0, 2, round, 0, reducer, bytes, bytes, wait, report, names};

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -60,16 +61,16 @@ namespace {
 
 // The wait of a rank that must not yield now: it sleeps at once.
 cpu::Wait sleeping_wait(cpu::Bell& bell) {
-  static auto never = std::chrono::steady_clock::time_point::max();
-  return {bell, /*pauses=*/0, 60s, never};
+  static cpu::WaitHistory no_yields{std::chrono::steady_clock::time_point::max()};
+  return {bell, /*pauses=*/0, 60s, no_yields};
 }
 
 TEST_CASE("quick yields come before a sleep") {
   cpu::Bell bell{};
-  std::chrono::steady_clock::time_point yield_from;
+  cpu::WaitHistory history;
   yields = 0;
   for (int i = 0; i < 3; ++i) {
-    cpu::Wait wait(bell, /*pauses=*/0, 60s, yield_from);
+    cpu::Wait wait(bell, /*pauses=*/0, 60s, history);
     int polls = 0;
     CHECK(wait.until([&] { return ++polls == 20; }) == Verdict::ok);
   }
@@ -78,9 +79,9 @@ TEST_CASE("quick yields come before a sleep") {
 
 // Returns how often a wait yields, each time for long. The data is there after the first yield, or,
 // if yields bring nothing, when the wait is about to sleep.
-int slow_yields(int pauses, bool bring, std::chrono::steady_clock::time_point& yield_from) {
+int slow_yields(int pauses, bool bring, cpu::WaitHistory& history) {
   cpu::Bell bell{};
-  cpu::Wait wait(bell, pauses, 60s, yield_from);
+  cpu::Wait wait(bell, pauses, 60s, history);
   const int before = yields;
   away = 20ms;
   CHECK(wait.until([&] { return (bring && yields > before) || cpu::asleep(bell); }) == Verdict::ok);
@@ -94,19 +95,20 @@ int slow_yields(int pauses, bool bring, std::chrono::steady_clock::time_point& y
 TEST_CASE("slow yields are rare") {
   using Clock = std::chrono::steady_clock;
   constexpr int kOwnCore = 10, kSharedCore = 0;  // pauses
-  Clock::time_point yield_from, start = Clock::now();
-  CHECK_EQ(slow_yields(kOwnCore, true, yield_from), 1);
-  CHECK(yield_from >= start + 20ms + 100 * 20ms);
-  yield_from = {};
-  for (int i = 0; i < 5; ++i) CHECK_EQ(slow_yields(kSharedCore, true, yield_from), 1);
-  CHECK(yield_from == Clock::time_point{});
+  cpu::WaitHistory history;
+  Clock::time_point start = Clock::now();
+  CHECK_EQ(slow_yields(kOwnCore, true, history), 1);
+  CHECK(history.yield_from >= start + 20ms + 100 * 20ms);
+  history = {};
+  for (int i = 0; i < 5; ++i) CHECK_EQ(slow_yields(kSharedCore, true, history), 1);
+  CHECK(history.yield_from == Clock::time_point{});
   start = Clock::now();
-  CHECK_EQ(slow_yields(kSharedCore, false, yield_from), 1);
-  CHECK(yield_from >= start + 20ms + 20ms);
-  yield_from = Clock::now() + 1h;
+  CHECK_EQ(slow_yields(kSharedCore, false, history), 1);
+  CHECK(history.yield_from >= start + 20ms + 20ms);
+  history.yield_from = Clock::now() + 1h;
   for (const int pauses : {kOwnCore, kSharedCore}) {
-    CHECK_EQ(slow_yields(pauses, true, yield_from), 0);
-    CHECK_EQ(slow_yields(pauses, false, yield_from), 0);
+    CHECK_EQ(slow_yields(pauses, true, history), 0);
+    CHECK_EQ(slow_yields(pauses, false, history), 0);
   }
 }
 
@@ -115,8 +117,8 @@ TEST_CASE("slow yields are rare") {
 TEST_CASE("a core that two ranks share is found") {
   const auto found = [](std::chrono::nanoseconds takes, auto&& ready) {
     cpu::Bell bell{};
-    std::chrono::steady_clock::time_point yield_from;
-    cpu::Wait wait(bell, /*pauses=*/10, 60s, yield_from);
+    cpu::WaitHistory history;
+    cpu::Wait wait(bell, /*pauses=*/10, 60s, history);
     away = takes;
     const int before = yields;
     CHECK(wait.until([&] { return ready(bell, before); }) == Verdict::ok);
@@ -137,15 +139,15 @@ TEST_CASE("a core that two ranks share is found") {
 std::chrono::nanoseconds learned(std::chrono::nanoseconds lately, std::chrono::nanoseconds takes,
                                  int pauses = 1) {
   cpu::Bell bell{};
-  std::chrono::steady_clock::time_point yield_from;
-  cpu::Wait wait(bell, pauses, 60s, yield_from);
-  wait.learn(lately);
+  cpu::WaitHistory history{{}, lately};
+  cpu::Wait wait(bell, pauses, 60s, history);
+  wait.learn();
   int polls = 0;
   CHECK(wait.until([&] {
     if (++polls == 10) std::this_thread::sleep_for(takes);
     return polls == 10;
   }) == Verdict::ok);
-  return lately;
+  return history.lately;
 }
 
 TEST_CASE("waits teach the next ones how long to yield") {
@@ -168,9 +170,9 @@ TEST_CASE("a rank that has learned to yield does not sleep early") {
   // Returns whether the rank sleeps before it has polled two hundred times.
   const auto sleeps = [](std::chrono::nanoseconds lately, std::chrono::nanoseconds each) {
     cpu::Bell bell{};
-    std::chrono::steady_clock::time_point yield_from;
-    cpu::Wait wait(bell, /*pauses=*/1, 60s, yield_from);
-    wait.learn(lately);
+    cpu::WaitHistory history{{}, lately};
+    cpu::Wait wait(bell, /*pauses=*/1, 60s, history);
+    wait.learn();
     int polls = 0;
     bool slept = false;
     away = each;
@@ -207,13 +209,61 @@ TEST_CASE("a rank stops polling after several waits on a shared core, and tries 
   CHECK(!note(1, true, true));  // still shared
 }
 
+// The policy, nice value and time slice of a thread. Named by the kernel's structure.
+struct SchedulingOf {
+  uint32_t size, policy;
+  uint64_t flags;
+  int32_t nice;
+  uint32_t priority;
+  uint64_t slice, deadline, period;
+  bool operator==(const SchedulingOf&) const = default;
+};
+SchedulingOf scheduling_of(long thread) {
+  SchedulingOf found{};
+  CHECK_EQ(syscall(SYS_sched_getattr, thread, &found, sizeof found, 0), 0);
+  return found;
+}
+
+// Beside a program that keeps its core busy a sleeper with the usual slice would get the core some
+// milliseconds after it was woken. Before Linux 6.12 threads have no slice of their own: it is 0.
+TEST_CASE("a rank sleeps with the shortest time slice, and then has its own again") {
+  for (const int policy : {SCHED_OTHER, SCHED_BATCH, SCHED_IDLE}) {
+    cpu::Bell bell{};
+    uint64_t value = 0;
+    std::atomic<long> thread{0};
+    SchedulingOf before{}, after{};
+    std::thread sleeper([&] {
+      const sched_param none{};
+      CHECK_EQ(sched_setscheduler(0, policy, &none), 0);
+      CHECK_EQ(nice(3), 3);
+      before = scheduling_of(0);
+      thread = syscall(SYS_gettid);
+      CHECK(sleeping_wait(bell).until([&] { return cpu::load_acquire(value) == 1; }) ==
+            Verdict::ok);
+      after = scheduling_of(0);
+    });
+    while (thread == 0) std::this_thread::yield();
+    SchedulingOf expected = before;
+    if (before.slice > 0 && policy != SCHED_IDLE) expected.slice = 100'000;
+    const auto end = std::chrono::steady_clock::now() + 60s;
+    while (!(cpu::asleep(bell) && scheduling_of(thread) == expected)) {
+      REQUIRE(std::chrono::steady_clock::now() < end);
+      std::this_thread::sleep_for(1ms);
+    }
+    cpu::store_release(value, 1);
+    cpu::wake(bell);
+    sleeper.join();
+    CHECK(after == before);
+  }
+}
+
 // A task is told of its rest once, before the first; never if all data was there in time.
 TEST_CASE("a rank is told before its wait rests") {
   for (const bool sleeps : {false, true}) {
     cpu::Bell bell{};
-    std::chrono::steady_clock::time_point yield_from;
-    if (sleeps) yield_from = std::chrono::steady_clock::time_point::max();
-    cpu::Wait wait(bell, /*pauses=*/200, 60s, yield_from);
+    cpu::WaitHistory history;
+    if (sleeps) history.yield_from = std::chrono::steady_clock::time_point::max();
+    cpu::Wait wait(bell, /*pauses=*/200, 60s, history);
     int told = 0;
     wait.on_rest([](void* with) { ++*static_cast<int*>(with); }, &told);
     yields = 0;

@@ -51,7 +51,7 @@ class Stream {
  public:
   Stream(ReceiveBuffer& from, int to_rank, ReceiveBuffer& to, int from_rank, Protocol p,
          const Geometry& g)
-      : g_(g), p_(p), wait_(from.bell(), 0, std::chrono::seconds(20), yield_from_),
+      : g_(g), p_(p), wait_(from.bell(), 0, std::chrono::seconds(20), history_),
         sender_({from.ends(to_rank, p), wait_, bytes_, in_, out_, report_}),
         receiver_({to.ends(from_rank, p), wait_, bytes_, in_, out_, report_}) {}
 
@@ -97,7 +97,7 @@ class Stream {
   const Geometry g_;
   const Protocol p_;
   const Reducer bytes_{Reduction{DType::u8}};
-  Wait::Clock::time_point yield_from_;
+  WaitHistory history_;
   Wait wait_;
   WaitReport report_;
   std::byte in_[512], out_[512];

@@ -22,8 +22,8 @@ inline void know_bell(cpu::Bell& bell) {
 // A rank that sleeps as soon as possible.
 template <class Ready>
 Verdict sleepy_wait(cpu::Bell& bell, Ready&& ready) {
-  auto never = cpu::Wait::Clock::time_point::max();  // the time until which it may yield
-  return cpu::Wait(bell, /*pauses=*/0, std::chrono::hours(1000), never).until(ready);
+  cpu::WaitHistory no_yields{cpu::Wait::Clock::time_point::max()};
+  return cpu::Wait(bell, /*pauses=*/0, std::chrono::hours(1000), no_yields).until(ready);
 }
 
 // Thread 0 waits for two neighbours, one after the other, and then for the first one again.

@@ -70,8 +70,9 @@ struct Simple : rl::test_suite<Simple<collective, ranks, elements>, ranks> {
       for (int64_t i = 0; i < elements; ++i) tensor[i] = (rank + 1) * 1000 + i;
       const CallWords what{uint64_t(call), elements};
       const uint64_t seq = page.begin(what);
-      auto never = cpu::Wait::Clock::time_point::max();
-      cpu::Wait wait(*static_cast<cpu::Bell*>(segment(rank)), 0, std::chrono::hours(1000), never);
+      cpu::WaitHistory no_yields{cpu::Wait::Clock::time_point::max()};
+      cpu::Wait wait(*static_cast<cpu::Bell*>(segment(rank)), 0, std::chrono::hours(1000),
+                     no_yields);
       WaitReport report;
       cpu::SimpleLink link(cpu::LinkContext{
           ends_of(rank), wait, reducer, bytes, bytes, report,

@@ -108,9 +108,9 @@ struct Slots : rl::test_suite<Slots<algorithm, protocol, ranks, calls, rounds, n
     for (int call = 0; call < calls; ++call) {
       task.algorithm = algorithm_of(call);
       task.reduction.combine = Combine(call % kCombines);  // a name only: the stand-in always adds
-      auto never = cpu::Wait::Clock::time_point::max();
+      cpu::WaitHistory no_yields{cpu::Wait::Clock::time_point::max()};
       cpu::Wait wait(*reinterpret_cast<cpu::Bell*>(segment(rank)), 0, std::chrono::hours(1000),
-                     never);
+                     no_yields);
       WaitReport report;
       for_each_block(task.algorithm, [&](int64_t at, int64_t) { tensor(rank, true)[at] = 0; });
       check(mesh[rank]->run(task, reducer, wait, report) == Verdict::ok, "a call ends in ok");
