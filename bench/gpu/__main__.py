@@ -98,7 +98,7 @@ def _run(args: argparse.Namespace, given: list[str]) -> int:
     taken = pieces.take(args.prebuilt, machine) if args.prebuilt else pieces.Taken()
     for reason in taken.reasons:
         print(f"--prebuilt: does not fit, and is built anew: {reason}", flush=True)
-    parts = ordered(parts, taken.parts)
+    parts = ordered(parts, taken.parts, args.quick)
     if args.plan:
         return _show_plan(args, parts)
     if args.preflight and not args.alone:

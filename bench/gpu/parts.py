@@ -22,6 +22,7 @@ class Part:
         rehearses: it has something to do without a GPU, on the CPU.
         compiles: without a GPU, it can at least compile its programs.
         module: ``bench.gpu.<module>``; "": as ``name``.
+        quick: seconds planned for it in a quick run; 0: as ``planned``.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Part:
     rehearses: bool = False
     compiles: bool = False
     module: str = ""
+    quick: float = 0.0
 
 
 CORE, EXTENSION = ("core",), ("core", "extension")
@@ -48,12 +50,14 @@ PARTS = (
     Part("misaligned", 60, 10, "views that start at every element", EXTENSION, True),
     Part("graph", 90, 60, "1,000 replays with changing inputs", EXTENSION, True),
     Part("ipc", 120, 30, "2 and 4 processes", EXTENSION, True),
-    Part("missing_peer", 180, 100, "a rank that never calls: who is named", EXTENSION, True),
+    Part(
+        "missing_peer", 180, 100, "a rank that never calls: who is named", EXTENSION, True, quick=45
+    ),
     Part("backend", 240, 30, 'init_process_group("ringkern"), 2 ranks', EXTENSION, True),
     Part("backend_k4", 240, 40, "the same with 4 ranks", EXTENSION, True, module="backend"),
     Part("sanitizer", 240, 60, "memcheck, synccheck, racecheck", CORE, compiles=True),
-    Part("speed", 300, 240, "time and bandwidth of ranks of a process", EXTENSION, True),
-    Part("tune", 180, 90, "the costs that auto goes by", EXTENSION),
+    Part("speed", 300, 240, "time and bandwidth of ranks of a process", EXTENSION, True, quick=40),
+    Part("tune", 180, 90, "the costs that auto goes by", EXTENSION, quick=40),
     Part("processes", 120, 30, "a rank a process, next to NCCL and symm_mem", EXTENSION, True),
     Part(
         "one_queue", 120, 60, "backend with one hardware queue", EXTENSION, True, module="backend"
@@ -83,12 +87,16 @@ def with_needs(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     return tuple(part for part in PARTS if part.name in names)
 
 
-def ordered(parts: tuple[Part, ...], prebuilt: tuple[str, ...]) -> tuple[Part, ...]:
-    """The parts with less time for those that are prebuilt.
+def ordered(
+    parts: tuple[Part, ...], prebuilt: tuple[str, ...], quick: bool = False
+) -> tuple[Part, ...]:
+    """The parts with less time for those that are prebuilt, and of a quick run.
 
     Parts that need no build do not wait for one; if there is none, ``hello`` and what
     it needs come right after ``machine``.
     """
+    if quick:
+        parts = tuple(dataclasses.replace(p, planned=p.quick or p.planned) for p in parts)
     parts = tuple(
         dataclasses.replace(part, planned=PREBUILT_SECONDS) if part.name in prebuilt else part
         for part in parts

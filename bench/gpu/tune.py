@@ -19,7 +19,7 @@ def run(context: Context) -> None:
     found, kept = context.work / "tune.json", context.work / "tuning.json"
     for path in (found, kept):
         path.unlink(missing_ok=True)
-    seconds = str(10.0 if context.quick else SECONDS)
+    seconds = str(SECONDS / 2 if context.quick else SECONDS)
     # In this process, whose ringkern is the one that was built.
     status = main(
         ["tune", "--device", "cuda", "--seconds", seconds, "--out", str(kept), "--json", str(found)]

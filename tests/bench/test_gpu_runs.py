@@ -53,6 +53,14 @@ def test_prebuilt_pieces_take_no_time_and_run_hello_first() -> None:
     assert planned["core"] < 30 < planned["extension"]
 
 
+def test_quick_parts_that_take_less_are_planned_with_less() -> None:
+    planned, quick = ({p.name: p.planned for p in ordered(PARTS, (), q)} for q in (False, True))
+    assert quick["speed"] < 60 < planned["speed"]
+    assert {name for name in planned if quick[name] != planned[name]} == {
+        *("missing_peer", "speed", "tune"),
+    }
+
+
 def test_each_run_comes_further_however_small_its_budget() -> None:
     divided = runs(PARTS, 1.0)
     assert len(divided) == len(PARTS)

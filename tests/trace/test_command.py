@@ -193,3 +193,5 @@ def test_without_matplotlib(
     assert main(given) == 0
     assert "pip install matplotlib" in capsys.readouterr().out
     check_files(tmp_path / "out", FILES - {"timeline.svg"})
+    assert main([*given, "--formats", "html"]) == 0
+    assert "pip install" not in capsys.readouterr().out

@@ -55,7 +55,10 @@ def test_the_summary_names_the_cause_of_the_waiting() -> None:
     assert summarize(trace).reason() == "Rank 1 worked longest."
     late = summarize(synthetic.asleep(trace, 2, 50_000))
     assert "data was there, and the rank did not run" in late.reason()
+    assert late.reason().endswith("More ranks than free cores do that.")
     assert late.ranks[2].text().endswith("% late")
+    on_a_gpu = dataclasses.replace(synthetic.asleep(trace, 2, 50_000), device="cuda")
+    assert summarize(on_a_gpu).reason().endswith("Processes on one GPU do that.")
 
     def even(rank: int, elements: int) -> int:
         return 1000

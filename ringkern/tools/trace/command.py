@@ -90,6 +90,7 @@ class Settings:
     loops: tuple[int, int] | None
     folder: Path
     formats: tuple[str, ...]
+    undrawn: bool  # the timeline was not asked for, and matplotlib is missing
     json: Path | None
     command: str
 
@@ -168,7 +169,7 @@ def trace_rank(settings: Settings) -> int:
 
 def _settings(args: argparse.Namespace) -> Settings:
     """Returns the settings that the arguments mean."""
-    formats = args.formats or DEFAULT_FORMATS
+    formats, undrawn = args.formats or DEFAULT_FORMATS, False
     if any(FORMATS[name].is_drawn for name in formats):
         try:
             timeline.check()
@@ -176,6 +177,7 @@ def _settings(args: argparse.Namespace) -> Settings:
             if args.formats:
                 raise
             formats = tuple(name for name in formats if not FORMATS[name].is_drawn)
+            undrawn = True
     if args.out.exists() and not args.out.is_dir():
         raise ValueError(f"--out {args.out}: is a file; give a directory, which is made")
     return Settings(
@@ -187,6 +189,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         loops=args.loops,
         folder=args.out,
         formats=formats,
+        undrawn=undrawn,
         json=args.json,
         command=args.command_line,
     )
@@ -233,11 +236,11 @@ def _write(trace: Trace, settings: Settings) -> None:
         files[name] = settings.folder / FORMATS[name].file
         FORMATS[name].write(trace, settings.loops, files[name])
     output = options.Output(settings.json)
-    output.answer(_report(trace, files))
+    output.answer(_report(trace, files, settings.undrawn))
     output.json(_as_json(trace, files, settings.command))
 
 
-def _report(trace: Trace, files: dict[str, Path]) -> str:
+def _report(trace: Trace, files: dict[str, Path], undrawn: bool) -> str:
     found = summarize(trace)
     lines = [f"{title(trace)}: {say_ns(found.call_ns)}"]
     lines += [f"  rank {one.rank} {one.text()}" for one in found.ranks]
@@ -248,7 +251,7 @@ def _report(trace: Trace, files: dict[str, Path]) -> str:
     width = max(len(str(file)) for file in files.values())
     order = [*(name for name in FORMATS if name in files), "events"]
     lines += [f"{files[name]!s:<{width}}  {says[name]}" for name in order]
-    if "svg" not in files and "png" not in files:
+    if undrawn:
         lines.append("no timeline as svg or png without matplotlib: pip install matplotlib")
     return "\n".join(lines)
 

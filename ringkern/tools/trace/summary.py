@@ -101,11 +101,13 @@ class Summary:
         call_ns: from the first start to the last end of all ranks.
         ranks: one for each rank, by rank.
         slowest: the rank that worked longest.
+        device: as :attr:`Trace.device`.
     """
 
     call_ns: int
     ranks: tuple[RankSummary, ...]
     slowest: int
+    device: str
 
     def reason(self) -> str:
         """Returns the cause of most of the waiting, as a sentence; empty: there was almost none."""
@@ -114,9 +116,10 @@ class Summary:
         if waited < 0.05 * sum(one.took_ns for one in self.ranks):
             return ""
         if late > 0.25 * waited:
+            cause = {"cpu": "More ranks than free cores do", "cuda": "Processes on one GPU do"}
             return (
                 f"{late / waited:.0%} of the waiting was late: data was there, and the rank did "
-                "not run. More ranks than free cores do that."
+                f"not run. {cause[self.device]} that."
             )
         return f"Rank {self.slowest} worked longest."
 
@@ -158,7 +161,7 @@ def summarize(trace: Trace) -> Summary:
         for_whom = {whom: ns for whom, ns in sorted(waited.items()) if ns}
         ranks.append(RankSummary(rank, took, worked, for_whom, late))
     slowest = max(ranks, key=lambda one: one.worked_ns).rank
-    return Summary(trace.duration_ns, tuple(ranks), slowest)
+    return Summary(trace.duration_ns, tuple(ranks), slowest, trace.device)
 
 
 def title(trace: Trace) -> str:
