@@ -241,9 +241,12 @@ def plot(files: list[str], to: str) -> int:
         handles, names = panel.get_legend_handles_labels()
         entries = dict(zip(names, handles))
         panel.legend(entries.values(), entries, fontsize="small")
-    one = contents[0]["machine"]
-    origin = [f"{one['cpu']}, {one['cores']} cores, torch {one['torch']}, {contents[0]['date']}"]
-    figures.save(figure, Path(to), [*origin, *(content["command"] for content in contents)])
+    origin = []
+    for content in contents:
+        one = content["machine"]
+        where = f"{one['cpu']}, {one['cores']} cores, torch {one['torch']}"
+        origin.append(f"{content['command']}: {where}, {content['date']}")
+    figures.save(figure, Path(to), origin)
     return 0
 
 

@@ -277,6 +277,15 @@ inline long futex(long, uint32_t* word, int operation, long value, const timespe
 }
 // Replaces the futex of sleep_while() and wake_all(), which no model calls.
 inline long futex(long, std::atomic<uint32_t>*, int, long, void*, void*, int) { return 0; }
+// sched_getattr and sched_setattr: a model's threads have no time slices.
+template <class Attributes>
+long futex(long, int, Attributes*, size_t, int) {
+  return -1;
+}
+template <class Attributes>
+long futex(long, int, Attributes*, int) {
+  return -1;
+}
 
 inline void* copy(void* to, const void* from, size_t bytes) {
   data.read(from);
