@@ -1,7 +1,8 @@
 """Makes the environment of `make serve`, with vLLM, Ray and ringkern, and prints its Python.
 
 vLLM for CPUs and its packages, transformers among them, take 3 GB, and Ray 0.5. The environment
-stays beside those of `make matrix`; ringkern is built and installed from the working tree each time.
+stays beside those of `make matrix`; ringkern is built and installed from the working tree each
+time.
 """
 
 from __future__ import annotations
