@@ -26,6 +26,7 @@ std::atomic<int> yields{0};
 // Duration of a yield, like on a busy core; kIdle: it returns at once, like on an idle one.
 constexpr std::chrono::nanoseconds kIdle{-1};
 std::atomic<std::chrono::nanoseconds> away{0ns};
+std::atomic<int> sleeps{0}, settings{0};  // begun, and of a thread's scheduling
 // Called with the word if a sleep ended without a ring.
 std::atomic<void (*)(const uint32_t* word, uint32_t expected)> overslept{nullptr};
 
@@ -49,9 +50,11 @@ extern "C" long syscall(long number, ...) noexcept {
   long a[6];
   for (long& x : a) x = va_arg(list, long);
   va_end(list);
+  const bool waits = number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAIT;
+  sleeps += waits;
+  settings += number == SYS_sched_setattr;
   const long result = libc(number, a[0], a[1], a[2], a[3], a[4], a[5]);
-  if (number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAIT && result == -1 &&
-      errno == ETIMEDOUT)
+  if (waits && result == -1 && errno == ETIMEDOUT)
     if (const auto tell = overslept.load())
       tell(reinterpret_cast<const uint32_t*>(a[0]), uint32_t(a[2]));
   return result;
@@ -211,11 +214,11 @@ TEST_CASE("a rank stops polling after several waits on a shared core, and tries 
 
 // The policy, nice value and time slice of a thread. Named by the kernel's structure.
 struct SchedulingOf {
-  uint32_t size, policy;
-  uint64_t flags;
-  int32_t nice;
-  uint32_t priority;
-  uint64_t slice, deadline, period;
+  uint32_t size = 0, policy = 0;
+  uint64_t flags = 0;
+  int32_t nice = 0;
+  uint32_t priority = 0;
+  uint64_t slice = 0, deadline = 0, period = 0;
   bool operator==(const SchedulingOf&) const = default;
 };
 SchedulingOf scheduling_of(long thread) {
@@ -227,16 +230,19 @@ SchedulingOf scheduling_of(long thread) {
 // Beside a program that keeps its core busy a sleeper with the usual slice would get the core some
 // milliseconds after it was woken. Before Linux 6.12 threads have no slice of their own: it is 0.
 TEST_CASE("a rank sleeps with the shortest time slice, and then has its own again") {
-  for (const int policy : {SCHED_OTHER, SCHED_BATCH, SCHED_IDLE}) {
+  for (const uint32_t policy : {SCHED_OTHER, SCHED_BATCH, SCHED_IDLE, SCHED_DEADLINE}) {
     cpu::Bell bell{};
     uint64_t value = 0;
     std::atomic<long> thread{0};
     SchedulingOf before{}, after{};
     std::thread sleeper([&] {
-      const sched_param none{};
-      CHECK_EQ(sched_setscheduler(0, policy, &none), 0);
-      CHECK_EQ(nice(3), 3);
+      SchedulingOf own{.size = sizeof own, .policy = policy, .nice = 3};
+      if (policy == SCHED_DEADLINE)  // there it is the time that a thread may run
+        own = {.size = sizeof own, .policy = policy, .slice = 10'000'000, .deadline = 20'000'000};
+      const bool has_it = syscall(SYS_sched_setattr, 0, &own, 0) == 0;
+      CHECK(has_it || policy == SCHED_DEADLINE);  // which needs a privilege
       before = scheduling_of(0);
+      sleeps = settings = 0;
       thread = syscall(SYS_gettid);
       CHECK(sleeping_wait(bell).until([&] { return cpu::load_acquire(value) == 1; }) ==
             Verdict::ok);
@@ -244,9 +250,11 @@ TEST_CASE("a rank sleeps with the shortest time slice, and then has its own agai
     });
     while (thread == 0) std::this_thread::yield();
     SchedulingOf expected = before;
-    if (before.slice > 0 && policy != SCHED_IDLE) expected.slice = 100'000;
+    const bool has_slices = before.policy == SCHED_OTHER || before.policy == SCHED_BATCH;
+    if (before.slice > 0 && has_slices) expected.slice = 100'000;
     const auto end = std::chrono::steady_clock::now() + 60s;
-    while (!(cpu::asleep(bell) && scheduling_of(thread) == expected)) {
+    while (sleeps < 2 || scheduling_of(thread) != expected) {
+      cpu::notify(bell);  // in vain, so that it sleeps again
       REQUIRE(std::chrono::steady_clock::now() < end);
       std::this_thread::sleep_for(1ms);
     }
@@ -254,6 +262,7 @@ TEST_CASE("a rank sleeps with the shortest time slice, and then has its own agai
     cpu::wake(bell);
     sleeper.join();
     CHECK(after == before);
+    CHECK_EQ(settings, expected == before ? 0 : 2);
   }
 }
 
