@@ -26,7 +26,7 @@ std::atomic<int> yields{0};
 // Duration of a yield, like on a busy core; kIdle: it returns at once, like on an idle one.
 constexpr std::chrono::nanoseconds kIdle{-1};
 std::atomic<std::chrono::nanoseconds> away{0ns};
-std::atomic<int> sleeps{0}, settings{0};  // begun, and of a thread's scheduling
+std::atomic<int> sleeps_begun{0}, settings{0};  // `settings`: of a thread's scheduling
 // Called with the word if a sleep ended without a ring.
 std::atomic<void (*)(const uint32_t* word, uint32_t expected)> overslept{nullptr};
 
@@ -51,7 +51,7 @@ extern "C" long syscall(long number, ...) noexcept {
   for (long& x : a) x = va_arg(list, long);
   va_end(list);
   const bool waits = number == SYS_futex && (a[1] & FUTEX_CMD_MASK) == FUTEX_WAIT;
-  sleeps += waits;
+  sleeps_begun += waits;
   settings += number == SYS_sched_setattr;
   const long result = libc(number, a[0], a[1], a[2], a[3], a[4], a[5]);
   if (waits && result == -1 && errno == ETIMEDOUT)
@@ -212,7 +212,7 @@ TEST_CASE("a rank stops polling after several waits on a shared core, and tries 
   CHECK(!note(1, true, true));  // still shared
 }
 
-// The policy, nice value and time slice of a thread. Named by the kernel's structure.
+// The policy, nice value and time slice of a thread: the kernel's struct sched_attr.
 struct SchedulingOf {
   uint32_t size = 0, policy = 0;
   uint64_t flags = 0;
@@ -242,7 +242,7 @@ TEST_CASE("a rank sleeps with the shortest time slice, and then has its own agai
       const bool has_it = syscall(SYS_sched_setattr, 0, &own, 0) == 0;
       CHECK(has_it || policy == SCHED_DEADLINE);  // which needs a privilege
       before = scheduling_of(0);
-      sleeps = settings = 0;
+      sleeps_begun = settings = 0;
       thread = syscall(SYS_gettid);
       CHECK(sleeping_wait(bell).until([&] { return cpu::load_acquire(value) == 1; }) ==
             Verdict::ok);
@@ -253,7 +253,7 @@ TEST_CASE("a rank sleeps with the shortest time slice, and then has its own agai
     const bool has_slices = before.policy == SCHED_OTHER || before.policy == SCHED_BATCH;
     if (before.slice > 0 && has_slices) expected.slice = 100'000;
     const auto end = std::chrono::steady_clock::now() + 60s;
-    while (sleeps < 2 || scheduling_of(thread) != expected) {
+    while (sleeps_begun < 2 || scheduling_of(thread) != expected) {
       cpu::notify(bell);  // in vain, so that it sleeps again
       REQUIRE(std::chrono::steady_clock::now() < end);
       std::this_thread::sleep_for(1ms);

