@@ -41,7 +41,7 @@ class Options:
             :class:`ringkern.Communicator`.
         on_fault: what this process does when the group fails: ``"raise"`` or ``"exit"``; ``None``:
             the value of ``RINGKERN_ON_FAULT``.
-        threads: the threads of this rank for a large all-reduce; see
+        threads: the threads of this rank for a large collective; see
             :class:`ringkern.Communicator`.
 
     Raises:

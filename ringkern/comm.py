@@ -43,7 +43,7 @@ class Communicator:
             torch.distributed, such as ``"gloo"``, ``"nccl"``, ``"mpi"`` or ``"ucc"``, or one for
             each device, such as ``"cpu:gloo,cuda:nccl"``; ``None``: ``RINGKERN_INTER_HOST``, or
             ``"cpu:gloo,cuda:nccl"``.
-        threads: how many threads of this rank run an all-reduce of a CPU tensor of 256 KiB or more:
+        threads: how many threads of this rank run a collective of CPU tensors of 256 KiB or more:
             torch's intra-op threads, at most as many as the process has cores. All ranks of a host
             use the least of their numbers. ``None``: this rank's share of the cores of the host's
             ranks.
@@ -151,7 +151,7 @@ class Communicator:
 
     @property
     def threads(self) -> int:
-        """Returns the threads of this rank that run a large all-reduce of a CPU tensor."""
+        """Returns the threads of this rank that run a large collective of CPU tensors."""
         return self._hosts.threads_of(self.rank)
 
     def all_reduce(

@@ -248,6 +248,7 @@ struct Task {
   const Timeline* timeline = nullptr;  // records a ring's verbs; null: no record
   LaunchBatch* batch = nullptr;        // of messages, which it collects for one launch
   int64_t whole = 0;  // elements of the call of which this is a thread's part; 0: of this task
+  int channels = 1;   // of a ring on a CPU: the threads that divide the chunks
   int moved = 0;      // an index of kMoved: the dtype of elements that travel as bytes
   // The larger call of which this is a step, if any (kSpansHosts). Ranks compare it, too: different
   // calls may have equal steps.

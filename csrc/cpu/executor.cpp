@@ -14,28 +14,28 @@ namespace {
 Bell& bell_of(void* segment) { return *static_cast<Bell*>(segment); }
 
 // Returns the segments with the neighbours in the order of the ring.
-Segments in_ring_order(Segments s, int rank, int ranks) {
+Segments in_ring_order(Segments s, int rank, int ranks, int channel) {
   check_orders(s.orders, ranks);
   if (ranks == 1 || s.orders.count == 0) return s;
-  s.next = s.all.at(size_t(s.orders.next(0, rank, ranks)));
-  s.prev = s.all.at(size_t(s.orders.prev(0, rank, ranks)));
+  s.next = s.all.at(size_t(s.orders.next(channel, rank, ranks)));
+  s.prev = s.all.at(size_t(s.orders.prev(channel, rank, ranks)));
   return s;
 }
 
 template <class Link>
-Verdict run_link(const LinkContext& context, const Plan& plan, int rank) {
+Verdict run_link(const LinkContext& context, const Plan& plan, int rank, int channel) {
   Link link(context);
-  return run_schedule(plan, rank, 0, link);
+  return run_schedule(plan, rank, channel, link);
 }
 
-Verdict run_protocol(const LinkContext& context, const Plan& plan, int rank,
+Verdict run_protocol(const LinkContext& context, const Plan& plan, int rank, int channel,
                      const Timeline* timeline) {
   if (timeline != nullptr) [[unlikely]]
     return run_timed(context, plan, rank, *timeline);
   switch (plan.protocol) {
-    case Protocol::simple: return run_link<SimpleLink>(context, plan, rank);
-    case Protocol::ll: return run_link<LLLink>(context, plan, rank);
-    case Protocol::ll128: return run_link<LL128Link>(context, plan, rank);
+    case Protocol::simple: return run_link<SimpleLink>(context, plan, rank, channel);
+    case Protocol::ll: return run_link<LLLink>(context, plan, rank, channel);
+    case Protocol::ll128: return run_link<LL128Link>(context, plan, rank, channel);
   }
   throw UsageError("unknown protocol");
 }
@@ -59,10 +59,10 @@ Geometry default_geometry() {
 
 CpuExecutor::CpuExecutor(const Segments& segments, const Geometry& geometry, int rank, int ranks,
                          std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas,
-                         int threads, int socket)
-    : rank_(rank), ranks_(ranks), threads_(threads),
-      segments_(in_ring_order(segments, rank, ranks)), geometry_(geometry), timeout_(timeout),
-      mesh_(segments, mesh_offset(geometry), rank, std::move(arenas), socket) {
+                         int channel, int channels, int socket)
+    : rank_(rank), ranks_(ranks), channel_(channel), threads_(channel == 0 ? 1 : channels),
+      segments_(in_ring_order(segments, rank, ranks, channel)), geometry_(geometry),
+      timeout_(timeout), mesh_(segments, mesh_offset(geometry), rank, std::move(arenas), socket) {
   if (!geometry.valid() || geometry.channels != 1)
     throw UsageError("a CPU needs one channel and at least two slots of 16 bytes, not " +
                      std::to_string(geometry.channels) + " channels and " +
@@ -106,11 +106,13 @@ RunResult CpuExecutor::run(const Task& task) {
 
 Verdict CpuExecutor::run_ring(const Task& task, const Reducer& reducer, Wait& wait,
                               WaitReport& report) {
+  Geometry geometry = geometry_;
+  geometry.channels = task.channels;  // all cut alike
   Plan plan =
       Plan::make(task.collective, task.protocol, ranks_, task.count, size_of(task.reduction.dtype),
-                 /*workers=*/1, geometry_, /*channels=*/1, task.root);
+                 /*workers=*/1, geometry, task.channels, task.root);
   if (segments_.orders.count > 0) plan.orders = segments_.orders;  // a copy takes some ns
-  const auto prev = size_t(plan.prev(0, rank_));
+  const auto prev = size_t(plan.prev(channel_, rank_));
   const CallLine* prev_calls = prev < segments_.calls.size() ? segments_.calls[prev] : nullptr;
   const LinkContext context{Ends(segments_, geometry_, task.protocol),
                             wait,
@@ -119,7 +121,7 @@ Verdict CpuExecutor::run_ring(const Task& task, const Reducer& reducer, Wait& wa
                             static_cast<std::byte*>(task.out),
                             report,
                             SameCall(prev_calls, task.seq, task.words, task.history)};
-  return run_protocol(context, plan, rank_, task.timeline);
+  return run_protocol(context, plan, rank_, channel_, task.timeline);
 }
 
 void CpuExecutor::abort() {
@@ -130,7 +132,8 @@ void CpuExecutor::fail(const Task& task, std::chrono::nanoseconds timeout, const
   abort();
   const bool data = r.what == WaitFor::data;
   const RingOrders& orders = segments_.orders;
-  const int neighbour = data ? orders.prev(0, rank_, ranks_) : orders.next(0, rank_, ranks_);
+  const int neighbour =
+      data ? orders.prev(channel_, rank_, ranks_) : orders.next(channel_, rank_, ranks_);
   const int peer = r.peer >= 0 ? r.peer : neighbour;
   const Fault fault = failed_wait(r, rank_, peer, task.seq, words_of(task),
                                   std::chrono::nanoseconds(timeout).count(), segments_.names);

@@ -14,11 +14,12 @@ Geometry default_geometry();
 class CpuExecutor final : public Executor {
  public:
   // `segments` hold `segment_bytes(geometry)` each and outlive the executor. `arenas`: of tensors
-  // that need no copy; may be null. `threads`: of a rank that wait at the same time. `socket`: of
-  // this rank, as my_socket(). Throws UsageError if the geometry or the ring orders are invalid.
+  // that need no copy; may be null. `channel`: of this executor, among those of the rank's threads.
+  // `socket`: of this rank, as my_socket(). Throws UsageError if the geometry or the ring orders
+  // are invalid.
   CpuExecutor(const Segments& segments, const Geometry& geometry, int rank, int ranks,
               std::chrono::nanoseconds timeout, std::shared_ptr<const Arenas> arenas = nullptr,
-              int threads = 1, int socket = -1);
+              int channel = 0, int channels = 1, int socket = -1);
 
   RunResult run(const Task& task) override;
   void abort() override;
@@ -28,7 +29,8 @@ class CpuExecutor final : public Executor {
   [[noreturn]] void fail(const Task& task, std::chrono::nanoseconds timeout,
                          const WaitReport& report);
 
-  const int rank_, ranks_, threads_;
+  const int rank_, ranks_, channel_;
+  const int threads_;        // of the rank that wait at the same time
   const Segments segments_;  // next and prev are this rank's on the ring
   const Geometry geometry_;
   const std::chrono::nanoseconds timeout_;

@@ -1,6 +1,8 @@
-// The executor of a rank with several threads. It cuts a large all-reduce into channels: parts of
-// the tensor that the ranks reduce independently, each on a thread and over its own part of the
-// segments. Every other call runs on the calling thread, over the first channel.
+// The executor of a rank with several threads. It cuts a large call over Simple into channels, each
+// on a thread and over its own part of the segments: an all-reduce into parts of the tensor, which
+// the ranks reduce independently, and every other collective into the chunks of the ring. Small
+// calls, other protocols and an all-reduce round the ring run on the calling thread, over the first
+// channel.
 #pragma once
 
 #include <functional>
@@ -19,7 +21,8 @@ namespace ringkern::cpu {
 using ParallelFor =
     std::function<void(int n, const std::function<void(int first, int last)>& body)>;
 
-// Returns the bytes of a segment with this many channels. The FIFOs are those of the first one.
+// Returns the bytes of a segment with this many channels. The first one alone has FIFOs of LL and
+// LL128.
 int64_t segment_bytes(const Geometry& geometry, int channels);
 
 class ThreadedExecutor final : public Executor {
@@ -36,6 +39,7 @@ class ThreadedExecutor final : public Executor {
  private:
   RunResult run_parts(const Task& task, int parts);
 
+  const int ranks_;
   std::vector<std::unique_ptr<CpuExecutor>> channels_;
   const ParallelFor parallel_for_;
   WaitHistory history_;

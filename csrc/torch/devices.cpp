@@ -29,7 +29,7 @@ Device cpu_device(int rank, int ranks, Milliseconds timeout, int threads) {
     const int socket = cpu::my_socket();
     if (threads == 1)
       return std::make_unique<cpu::CpuExecutor>(segments, geometry, rank, ranks, timeout, arenas,
-                                                /*threads=*/1, socket);
+                                                /*channel=*/0, /*channels=*/1, socket);
     return std::make_unique<cpu::ThreadedExecutor>(segments, geometry, rank, ranks, timeout, arenas,
                                                    threads, &on_torch_threads, socket);
   };

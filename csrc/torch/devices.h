@@ -22,7 +22,7 @@
 
 namespace ringkern::torch_ext {
 
-// `threads`: of each rank, in a large all-reduce; the same on all ranks.
+// `threads`: of each rank, in a large collective; the same on all ranks.
 Device cpu_device(int rank, int ranks, Milliseconds timeout, int threads);
 
 // A function that returns orders of the ranks, given the bus of each rank and the number of

@@ -37,7 +37,7 @@ class Runner {
   virtual void set_roster(Roster roster) = 0;
   // Sets what becomes of the process when a ring fails; before the first call.
   virtual void set_on_fault(OnFault policy) = 0;
-  // Sets how many threads of each rank of a host run a large all-reduce of CPU tensors; before the
+  // Sets how many threads of each rank of a host run a large collective of CPU tensors; before the
   // first call. The same on all ranks of the host.
   virtual void set_threads(int threads) = 0;
   // Throws the error of an enqueued call that has failed, if its device has shown that.

@@ -26,7 +26,7 @@ class Hosts:
         names: of each host, all different.
         host_of: by rank, the number of its host.
         crowded: whether some machine is known to have fewer cores than ranks.
-        threads: by host, how many threads of each rank run a large all-reduce of CPU tensors;
+        threads: by host, how many threads of each rank run a large collective of CPU tensors;
             empty: one.
     """
 

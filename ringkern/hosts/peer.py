@@ -39,7 +39,7 @@ class Peer:
         cores: logical CPUs on which the process may run.
         network_namespace: inode of the process's network namespace; 0: unknown.
         named: the host's name in ``RINGKERN_HOST``; "" if that is not set.
-        threads: the most threads for a large all-reduce of CPU tensors.
+        threads: the most threads for a large collective of CPU tensors.
         shares: whether it takes no more of them than its share of the cores.
     """
 

@@ -91,7 +91,7 @@ def find_hosts(
     Args:
         store, name, rank, size, timeout_s: see :class:`Search`. With an impossible rank or size it
             waits for nobody, and the communicator raises the error.
-        threads: of this rank, for a large all-reduce of CPU tensors; ``None``: its share of the
+        threads: of this rank, for a large collective of CPU tensors; ``None``: its share of the
             cores, or one if the ranks are of one process.
 
     Returns:

@@ -58,7 +58,8 @@ class ThreadRing {
             s, geometry, r, ranks, timeout, arenas, channels, threads_of(r), socket));
       else
         engines_.push_back(
-            std::make_unique<cpu::CpuExecutor>(s, geometry, r, ranks, timeout, arenas, 1, socket));
+            std::make_unique<cpu::CpuExecutor>(s, geometry, r, ranks, timeout, arenas,
+                                               /*channel=*/0, /*channels=*/1, socket));
     }
   }
 

@@ -1,7 +1,8 @@
-// All-reduces of ranks with several threads each: results, ranks with unlike numbers of threads,
+// Calls of ranks with several threads each: results, ranks with unlike numbers of threads,
 // calls that differ, missing ranks, and signals.
 #include "cpu/threads.h"
 
+#include <array>
 #include <atomic>
 
 #include "core/lookout.h"
@@ -55,6 +56,18 @@ void every_size(ThreadRing& ring, uint64_t seed) {
   calls.back().misaligned = 3;
   // On the calling thread alone, whatever its size.
   calls.push_back(sum_of(kMiB, Algorithm::ring, DType::f32, true));
+  for (const Collective c : {Collective::reduce_scatter, Collective::all_gather,
+                             Collective::broadcast, Collective::reduce, Collective::send_recv})
+    for (const int64_t bytes : {int64_t(64), kMiB / 4 - 4, kMiB / 2 + 12, 3 * kMiB + 52}) {
+      Call call = sum_of(bytes, Algorithm::ring, DType::f32, bytes > kMiB);
+      call.collective = c;
+      call.root = int(bytes / 4) % ring.ranks();
+      call.nulls = !call.in_place;
+      calls.push_back(call);
+    }
+  calls.push_back(sum_of(kMiB, Algorithm::ring, DType::f32, true));  // multiplied only once
+  calls.back().collective = Collective::reduce_scatter;
+  calls.back().op = Op::premul_sum;
   run_calls(ring, calls, seed);
 }
 
@@ -70,6 +83,45 @@ TEST_CASE("ranks may differ in threads") {
   ThreadRing two = ring_of(2, 4, {4, 1}), three = ring_of(3, 3, {2, 3, 1});
   every_size(two, 1);
   every_size(three, 2);
+}
+
+TEST_CASE("each channel has its own order of the ranks") {
+  RingOrders orders;
+  for (const auto& order : {std::array{0, 1, 2}, std::array{0, 2, 1}}) orders.add(order.data(), 3);
+  ThreadRing ring(3, cpu::default_geometry(), std::chrono::seconds(60), 0, orders, 3,
+                  [](int) { return team(3); });
+  std::vector<Call> calls;
+  for (const Collective c : {Collective::all_gather, Collective::broadcast}) {
+    calls.push_back(sum_of(kMiB, Algorithm::ring, DType::f32, false));
+    calls.back().collective = c;
+  }
+  run_calls(ring, calls, 7);
+}
+
+TEST_CASE("a call has as many parts as it has bytes for, in all ranks' tensors") {
+  std::array<std::vector<int>, 2> parts;
+  ThreadRing ring(2, cpu::default_geometry(), std::chrono::seconds(60), 0, {}, 6, [&](int r) {
+    return [&, r](int n, const std::function<void(int, int)>& body) {
+      parts[size_t(r)].push_back(n);
+      body(0, n);
+    };
+  });
+  Call call = sum_of(kMiB / 4, Algorithm::two_shot, DType::f32, false);
+  std::vector<Call> calls{call};
+  call.algorithm = Algorithm::ring;
+  for (const Collective c : {Collective::broadcast, Collective::reduce}) {
+    call.collective = c;
+    calls.push_back(call);
+  }
+  call.count /= 2;  // of a shard
+  for (const Collective c : {Collective::all_gather, Collective::reduce_scatter}) {
+    call.collective = c;
+    calls.push_back(call);
+  }
+  --call.count;  // on the calling thread
+  calls.push_back(call);
+  run_calls(ring, calls, 8);
+  for (const auto& of_rank : parts) CHECK(of_rank == std::vector<int>(5, 4));
 }
 
 TEST_CASE("several threads reduce tensors in place") {

@@ -39,7 +39,10 @@ def _every_call(rank: int, size: int, threads: list[int]) -> int:
 def _compare(rank: int, size: int) -> int:
     one = ringkern.Communicator(threads=1)
     several = ringkern.Communicator(threads=2)
-    group = dist.new_group(backend="ringkern", pg_options=Options(threads=2))
+    group, group_of_one = (
+        dist.new_group(backend="ringkern", pg_options=Options(threads=threads))
+        for threads in (2, 1)
+    )
     assert one.threads == 1
     for dtype in (torch.float32, torch.bfloat16, torch.int32):
         for count in COUNTS:
@@ -57,14 +60,31 @@ def _compare(rank: int, size: int) -> int:
                 dist.all_reduce(wrapped, op, group)
                 for found in (plain, shared, later, wrapped):
                     assert same(found, wanted), (rank, dtype, count, op)
+            for found, wanted in zip(
+                _others(given, group, size), _others(given, group_of_one, size), strict=True
+            ):
+                assert same(found, wanted), (rank, dtype, count)
     torch.set_num_threads(1)  # one thread runs all parts now
     x = torch.ones(COUNTS[-1])
     several.all_reduce(x)
     assert x.eq(size).all()
     for ring in (one, several):
         ring.close()
-    dist.destroy_process_group(group)
+    for made in (group, group_of_one):
+        dist.destroy_process_group(made)
     return several.threads
+
+
+def _others(given: torch.Tensor, group: dist.ProcessGroup, size: int) -> list[torch.Tensor]:
+    """Returns the results of the collectives that take the ring."""
+    gathered = given.new_empty(size * len(given))
+    dist.all_gather_into_tensor(gathered, given, group)
+    part = given.new_empty(len(given))
+    dist.reduce_scatter_tensor(part, gathered + given.repeat(size), group=group)
+    sent, sum_ = given.clone(), given.clone()
+    dist.broadcast(sent, 1, group)
+    dist.reduce(sum_, size - 1, group=group)
+    return [gathered, part, sent, sum_ if dist.get_rank() == size - 1 else sent]
 
 
 @pytest.mark.parametrize(
