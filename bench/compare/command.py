@@ -39,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_measurement(parser)
     add("-d", "--datatype", default="float32", help=f"{', '.join(memory.ITEMSIZE)} (default first)")
-    add("--threads", type=options.whole(1), default=1, help="and cores, of a rank (default 1)")
     add("--modes", type=_modes, default=MODES, help="py: calls from Python; c: a loop in C")
     add("--dir", type=Path, default=default_folder(), help="of the libraries (%(default)s)")
     add("--plot", type=options.picture, metavar="FILE", help="draw the times; needs matplotlib")
@@ -71,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         check=bool(args.check),
         warmup=args.warmup,
         seconds=args.seconds,
-        pinned=is_pinned(args, ranks * args.threads),
+        pinned=is_pinned(args, ranks),
         threads=args.threads,
         timeout_s=args.timeout,
     )

@@ -27,7 +27,7 @@ class Field:
         self.settings = settings
         self.left_out: dict[str, str] = {}
         ranks = max(2, settings.ranks)  # the limit's
-        self._cores = launch.cores_by_rank(ranks, settings.threads, settings.pinned)
+        self._cores = launch.cores_by_rank(ranks, settings.threads) if settings.pinned else []
         self._meeting = Meeting()
         self._files: list[int] = []
         self._alive: dict[str, Contender] = {}

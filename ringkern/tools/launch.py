@@ -71,12 +71,12 @@ def run(
     timeout_s: float,
     entry: Callable[..., int],
     *args: Any,
-    pinned: bool = False,
+    cores: int = 0,
 ) -> int:
     """Runs ``entry(*args)`` on all ranks: those of torchrun, or ranks that it starts here.
 
     Args:
-        pinned: each rank keeps to one core, see :func:`pin`.
+        cores: how many each rank keeps to, see :func:`pin`; 0: any.
 
     Returns:
         The exit status of this rank, or of all.
@@ -87,32 +87,29 @@ def run(
     """
     ranks = number_of_ranks(asked)
     if (found := torchrun()) is not None:
-        if pinned:
-            pin(int(os.environ.get("LOCAL_RANK", found[0])))
+        if cores:
+            pin(int(os.environ.get("LOCAL_RANK", found[0])), cores)
         in_group(found[0], ranks, "env://", timeout_s, entry, *args)
-    return launch(ranks, timeout_s, entry, *args, pinned=pinned)
+    return launch(ranks, timeout_s, entry, *args, cores=cores)
 
 
-def a_core_each(ranks: int) -> bool:
-    """Tells if each rank can be pinned to a core of this process that no other rank uses.
+def a_core_each(threads: int) -> bool:
+    """Tells if each of all ranks' threads can be pinned to a core that no other one uses.
 
     Ranks that must share cores are not pinned: the kernel places them, as it does for a user.
     """
-    return ranks <= len(os.sched_getaffinity(0))
+    return threads <= len(os.sched_getaffinity(0))
 
 
-def cores_by_rank(ranks: int, threads: int, pinned: bool) -> list[list[int]]:
-    """Returns the cores of each rank, one for each of its threads, in turn; none if not pinned."""
-    if not pinned:
-        return []
+def cores_by_rank(ranks: int, each: int) -> list[list[int]]:
+    """Returns the cores of each rank, ``each`` of them, in turn."""
     cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
-    return [list(itertools.islice(cores, threads)) for _ in range(ranks)]
+    return [list(itertools.islice(cores, each)) for _ in range(ranks)]
 
 
-def pin(rank: int) -> None:
-    """Keeps this process to one of its cores, the rank's in turn, with all threads to come."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+def pin(rank: int, cores: int) -> None:
+    """Keeps this process to that many cores, the rank's in turn, with all threads to come."""
+    os.sched_setaffinity(0, cores_by_rank(rank + 1, cores)[rank])
 
 
 def in_group(
@@ -141,12 +138,12 @@ def in_group(
     raise SystemExit(status)
 
 
-def _started(pinned: bool, rank: int, *args: Any) -> NoReturn:
+def _started(cores: int, rank: int, *args: Any) -> NoReturn:
     from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
     _prctl_pr_set_pdeathsig(signal.SIGKILL)  # nothing else would end this rank
-    if pinned:
-        pin(rank)
+    if cores:
+        pin(rank, cores)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         in_group(rank, *args)
@@ -155,7 +152,7 @@ def _started(pinned: bool, rank: int, *args: Any) -> NoReturn:
 
 
 def launch(
-    ranks: int, timeout_s: float, entry: Callable[..., int], *args: Any, pinned: bool = False
+    ranks: int, timeout_s: float, entry: Callable[..., int], *args: Any, cores: int = 0
 ) -> int:
     """Starts the ranks as processes, each with ``in_group``, and waits until all have ended.
 
@@ -163,7 +160,7 @@ def launch(
     exception that a signal raises in this thread ends them, too, even during the start.
 
     Args:
-        pinned: each rank keeps to one core, see :func:`pin`.
+        cores: how many each rank keeps to, see :func:`pin`; 0: any.
 
     Returns:
         The exit status: 0, or that of the first rank that failed; 1 for one that a signal ended.
@@ -179,7 +176,7 @@ def launch(
         given = (ranks, f"file://{folder}/store", timeout_s, entry, *args)
         try:
             for rank in range(ranks):
-                process = context.Process(target=_started, args=(pinned, rank, *given))
+                process = context.Process(target=_started, args=(cores, rank, *given))
                 with starting(f"rank {rank} of {ranks}", signals=False):
                     process.start()
                     processes.append(process)

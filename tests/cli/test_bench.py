@@ -186,6 +186,11 @@ def test_bench_next_to_gloo(tmp_path: Path) -> None:
             "; not pinned",
         ),
         ("-n 1 -o premul_sum -b 8 -e 8", [["8", "2", "float32", "premul_sum"]], "; a core each"),
+        (
+            "-n 2 --threads 2 --coll all_gather -b 256K -e 256K",
+            [["262144", "32768", "float32", "none"]],
+            f"; 2 threads each, {'a core a thread' if CORES > 3 else 'not pinned'}",
+        ),
     ],
 )  # fmt: skip
 def test_bench_alone(

@@ -319,18 +319,17 @@ def _note_cores(folder: Path) -> int:
     return 0
 
 
-@pytest.mark.parametrize("pinned", [True, False])
-def test_ranks_keep_to_a_core_each(pinned: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cores", [0, 1, 2])
+def test_ranks_keep_to_their_cores(cores: int, tmp_path: Path) -> None:
     here = sorted(os.sched_getaffinity(0))
-    assert launch.launch(3, LIMIT_S, _note_cores, tmp_path, pinned=pinned) == 0
+    assert launch.launch(3, LIMIT_S, _note_cores, tmp_path, cores=cores) == 0
     found = [(tmp_path / str(rank)).read_text() for rank in range(3)]
-    expected = [[here[rank % len(here)]] if pinned else here for rank in range(3)]
+    expected = [sorted({*each}) for each in launch.cores_by_rank(3, cores)] if cores else [here] * 3
     assert found == list(map(str, expected))
     assert sorted(os.sched_getaffinity(0)) == here
 
 
 def test_the_threads_of_ranks_have_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 4, 5, 7})
-    assert launch.cores_by_rank(2, 2, pinned=True) == [[2, 4], [5, 7]]
-    assert launch.cores_by_rank(3, 2, pinned=True) == [[2, 4], [5, 7], [2, 4]]  # not enough cores
-    assert launch.cores_by_rank(2, 2, pinned=False) == []
+    assert launch.cores_by_rank(2, 2) == [[2, 4], [5, 7]]
+    assert launch.cores_by_rank(3, 2) == [[2, 4], [5, 7], [2, 4]]  # not enough cores

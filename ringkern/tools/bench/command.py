@@ -51,6 +51,7 @@ def add_measurement(parser: argparse.ArgumentParser) -> None:
     add("--algo", default="auto", choices=ALGORITHMS, help="of ringkern's all_reduce")
     add("--proto", default="auto", choices=PROTOCOLS, help="of ringkern")
     add("--seconds", type=options.seconds, default=1.0, help="about, for a size (default 1)")
+    add("--threads", type=whole(1), default=1, help="of each rank, a core each (default 1)")
     add("--rotate", type=parse_size, default=0, help="calls walk over this many bytes (default 0)")
     add(
         "--unpinned",
@@ -68,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
     """
     settings = _settings(args)
     given = (settings, report.machine(), args.command_line, args.json)
-    return launch.run(args.ranks, args.timeout, report.bench_rank, *given, pinned=settings.pinned)
+    cores = settings.threads if settings.pinned else 0
+    return launch.run(args.ranks, args.timeout, report.bench_rank, *given, cores=cores)
 
 
 def sizes_of(args: argparse.Namespace, ranks: int) -> tuple[int, ...]:
@@ -91,8 +93,8 @@ def sizes_of(args: argparse.Namespace, ranks: int) -> tuple[int, ...]:
 
 
 def is_pinned(args: argparse.Namespace, ranks: int) -> bool:
-    """Tells if each rank keeps to a core of its own."""
-    return not args.unpinned and launch.a_core_each(ranks)
+    """Tells if each rank keeps to cores of its own."""
+    return not args.unpinned and launch.a_core_each(ranks * args.threads)
 
 
 def _settings(args: argparse.Namespace) -> perf.Settings:
@@ -111,6 +113,7 @@ def _settings(args: argparse.Namespace) -> perf.Settings:
         check=args.check,
         seconds=args.seconds,
         rotate=args.rotate,
+        threads=args.threads,
         pinned=is_pinned(args, ranks),
     )
 

@@ -65,7 +65,8 @@ class Settings:
         seconds: approximate time for a size, with all contenders.
         rotate: bytes over which the calls walk, so that caches do not help; 0: all calls use the
             same memory.
-        pinned: each rank keeps to one core.
+        threads: of each rank.
+        pinned: each rank keeps to cores of its own, one for each of its threads.
     """
 
     sizes: tuple[int, ...]
@@ -81,6 +82,7 @@ class Settings:
     check: int = 1
     seconds: float = 1.0
     rotate: int = 0
+    threads: int = 1
     pinned: bool = True
 
     @property

@@ -78,7 +78,7 @@ class Report:
             f"algorithm {settings.algorithm}, protocol {settings.protocol}{_modes(settings)}; "
             f"memory: {memory}",
             f"# time: of a call from Python, as on its slowest rank; median; contenders in turn; "
-            f"{placement(settings.pinned)}",
+            f"{placement(settings.pinned, settings.threads)}",
             "#",
             f"# {'':59}" + "".join(f"{name:^33} " for name in names),
             f"# {'size':>10} {'count':>12} {'type':>13} {'redop':>10} {'root':>6}    "
@@ -165,6 +165,7 @@ def bench_rank(
         found: the machine, before ranks were pinned.
         file: the file of ``--json``.
     """
+    torch.set_num_threads(settings.threads)
     first, output = dist.get_rank() == 0, Output(file)
     date = datetime.now().astimezone().isoformat(timespec="seconds")
     report = Report(settings, dist.get_world_size(), found, date, command)

@@ -162,8 +162,8 @@ def _measured(ranks: int, sizes: tuple[int, ...], end: float, limit_s: float) ->
     with tempfile.TemporaryDirectory(prefix="ringkern-") as folder:
         file = Path(folder) / "trials.json"
         given = (sizes, end, file)
-        pinned = launch.a_core_each(ranks)
-        if status := launch.launch(ranks, limit_s, trials.measure, *given, pinned=pinned):
+        cores = int(launch.a_core_each(ranks))
+        if status := launch.launch(ranks, limit_s, trials.measure, *given, cores=cores):
             return status
         return Trials.load(file.read_text())
 
