@@ -1,13 +1,16 @@
 """Measures applications over ringkern and over what they use without it, in turns.
 
     python bench/applications.py train -n 2 --json train.json     # a step of DDP; Gloo
+    python bench/applications.py decode -n 2 --json decode.json   # a token in plain torch; Gloo
     python bench/applications.py serve --json serve.json          # a token of vLLM; its kernel
     python bench/applications.py plot train.json serve.json --plot out.png
 
 `train`: a transformer of 11 million parameters; each rank has two copies of it in DDP, one for each
-backend, which take turns of a few steps. `serve`, with the Python of `make serve`: one engine with
-two workers, which exchange their communicator between two requests. Both run alone, and beside one
-and eight programs that each keep a core busy. A time is the median over the turns.
+backend, which take turns of a few steps. `decode`: a transformer split over the ranks, whose layers
+end with `functional.all_reduce_residual_rms_norm`, or with an all-reduce, an addition and a norm.
+`serve`, with the Python of `make serve`: one engine with two workers, which exchange their
+communicator between two requests. All run alone, and beside one and eight programs that each keep a
+core busy. A time is the median over the turns.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import ringkern
 from ringkern.tools import figures
 from ringkern.tools.bench.report import machine
 from ringkern.tools.launch import launch
@@ -136,6 +140,97 @@ def train(programs: list[int], rounds: int, steps: int, file: str | None) -> int
     return 0
 
 
+# ---- decoding -----------------------------------------------------------------------------------
+
+EPS = 1e-5
+End = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def separate(all_reduce: Callable[[torch.Tensor], object]) -> End:
+    """Returns the end of a layer as three operations."""
+
+    def end(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        all_reduce(x)
+        total = x + residual
+        return torch.nn.functional.rms_norm(total, weight.shape, weight, EPS), total
+
+    return end
+
+
+class Decoder:
+    """A rank's part of the layers of a transformer in bfloat16, and its cache of 128 tokens.
+
+    Args:
+        width: of the residual stream.
+        inner: of the feed-forward network, over all ranks.
+        heads: of the attention, over all ranks.
+    """
+
+    def __init__(self, layers: int, width: int = 1024, inner: int = 2816, heads: int = 16) -> None:
+        ranks = dist.get_world_size()
+        self.heads, here, part = heads // ranks, width // ranks, inner // ranks
+        made = torch.Generator().manual_seed(dist.get_rank())
+
+        def random(*shape: int) -> torch.Tensor:
+            return (torch.randn(*shape, generator=made) / shape[-1] ** 0.5).bfloat16()
+
+        self.layers = [
+            (random(3 * here, width), random(width, here), random(2 * part, width),
+             random(width, part), *random(2, self.heads, 128, here // self.heads))
+            for _ in range(layers)
+        ]  # fmt: skip
+        self.weight = torch.ones(width, dtype=torch.bfloat16)
+
+    def token(self, x: torch.Tensor, end: End) -> torch.Tensor:
+        """Returns what the last layer makes of one token, ``x`` of shape (1, width)."""
+        normalised, residual = x, x
+        for qkv, out, up, down, keys, values in self.layers:
+            query, key, value = (normalised @ qkv.T).view(3, self.heads, 1, -1)
+            key, value = torch.cat([keys, key], 1), torch.cat([values, value], 1)
+            seen = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+            normalised, residual = end(seen.view(1, -1) @ out.T, residual, self.weight)
+            gate, inner = (normalised @ up.T).chunk(2, 1)
+            inner = torch.nn.functional.silu(gate) * inner
+            normalised, residual = end(inner @ down.T, residual, self.weight)
+        return normalised
+
+
+def decode(programs: list[int], rounds: int, tokens: int, layers: int, file: str | None) -> int:
+    """Runs in each rank; rank 0 starts the busy programs."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
+    model = Decoder(layers)
+    ends: dict[str, End] = {
+        "ringkern, fused": lambda *args: ringkern.functional.all_reduce_residual_rms_norm(
+            *args, EPS
+        ),
+        "ringkern": separate(ringkern.ring_all_reduce),
+        "Gloo": separate(dist.all_reduce),
+    }
+    x = torch.randn(1, 1024, generator=torch.Generator().manual_seed(7)).bfloat16()
+    rows = []
+    with torch.inference_mode():
+        results = {name: model.token(x, end) for name, end in ends.items()}
+        for busy in programs:
+            ms: dict[str, list[float]] = {name: [] for name in ends}
+            with beside(busy if rank == 0 else 0):
+                for name, counts in turns(ends, rounds):
+                    dist.barrier()
+                    start = time.perf_counter()
+                    for _ in range(tokens):
+                        model.token(x, ends[name])
+                    if counts:
+                        ms[name].append(round((time.perf_counter() - start) / tokens * 1e3, 3))
+            rows.append({"what": f"a token in plain torch, {size} ranks", "busy": busy, "ms": ms})
+    for name, result in results.items():
+        assert torch.allclose(result, results["Gloo"], atol=0.05, rtol=0.05), name
+    if rank == 0:
+        save(file, rows, tokens=tokens, layers=layers, threads=torch.get_num_threads())
+    return 0
+
+
 # ---- serving ------------------------------------------------------------------------------------
 
 
@@ -221,6 +316,8 @@ def serve(programs: list[int], rounds: int, tokens: int, layers: int, file: str 
 
 # ---- the picture --------------------------------------------------------------------------------
 
+COLOURS = {"ringkern": figures.BLUE, "ringkern, fused": figures.GREEN}
+
 
 def plot(files: list[str], to: str) -> int:
     """Draws a panel for each application: the median of each contender, and its turns."""
@@ -231,10 +328,11 @@ def plot(files: list[str], to: str) -> int:
     for panel, title in zip(panels, titles):
         of_title = [row for row in rows if row["what"] == title]
         for place, row in enumerate(of_title):
-            for shift, (name, ms) in enumerate(row["ms"].items()):
-                colour = figures.BLUE if name == "ringkern" else figures.GREY
-                at = place + 0.4 * shift - 0.2
-                panel.bar(at, statistics.median(ms), 0.36, color=colour, label=name)
+            width = 0.8 / len(row["ms"])
+            for number, (name, ms) in enumerate(row["ms"].items()):
+                colour = COLOURS.get(name, figures.GREY)
+                at = place + width * (number + 0.5) - 0.4
+                panel.bar(at, statistics.median(ms), 0.9 * width, color=colour, label=name)
                 panel.plot([at] * len(ms), ms, "k.", markersize=3)
         panel.set_xticks(range(len(of_title)), [row["busy"] for row in of_title])
         panel.set(title=title, ylabel="ms", xlabel="busy programs beside", yscale="log")
@@ -252,16 +350,16 @@ def plot(files: list[str], to: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=["train", "serve", "plot"])
+    parser.add_argument("what", choices=["train", "decode", "serve", "plot"])
     parser.add_argument("files", nargs="*", help="of --json, for the picture")
-    parser.add_argument("-n", "--ranks", type=int, default=2, help="of the training")
+    parser.add_argument("-n", "--ranks", type=int, default=2, help="of train and decode")
     parser.add_argument(
         "--busy", type=int, nargs="+", default=[0, 1, 8], help="programs beside (default 0 1 8)"
     )
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=4, help="of a turn of the training")
-    parser.add_argument("--tokens", type=int, default=32, help="of a reply")
-    parser.add_argument("--layers", type=int, default=8, help="of the model that is served")
+    parser.add_argument("--tokens", type=int, default=32, help="of a reply, or a turn of decode")
+    parser.add_argument("--layers", type=int, default=8, help="of the model of decode and serve")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--plot", metavar="FILE")
     args = parser.parse_args()
@@ -269,6 +367,9 @@ def main() -> int:
         return plot(args.files, args.plot)
     if args.what == "serve":
         return serve(args.busy, args.rounds, args.tokens, args.layers, args.json)
+    if args.what == "decode":
+        given = (args.busy, args.rounds, args.tokens, args.layers, args.json)
+        return launch(args.ranks, LIMIT_S, decode, *given)
     return launch(args.ranks, LIMIT_S, train, args.busy, args.rounds, args.steps, args.json)
 
 

@@ -29,7 +29,7 @@ def _run(*arguments: str) -> str:
 
 @pytest.mark.alone
 @needs.package("matplotlib")
-def test_a_training_and_its_picture(tmp_path: Path) -> None:
+def test_a_training_tokens_and_their_picture(tmp_path: Path) -> None:
     file, picture = tmp_path / "train.json", tmp_path / "train.png"
     printed = _run(
         "train", "--busy", "0", "1", "--rounds", "2", "--steps", "1", "--json", str(file)
@@ -39,5 +39,13 @@ def test_a_training_and_its_picture(tmp_path: Path) -> None:
     for row in rows:
         assert {name: len(ms) for name, ms in row["ms"].items()} == {"ringkern": 2, "Gloo": 2}
         assert f"{row['what']} beside {row['busy']} busy programs: ringkern" in printed
-    _run("plot", str(file), "--plot", str(picture))
+    tokens = tmp_path / "decode.json"
+    _run(
+        "decode", "--busy", "0", "--rounds", "2", "--tokens", "1", "--layers", "1",
+        "--json", str(tokens),
+    )  # fmt: skip
+    (row,) = json.loads(tokens.read_text())["rows"]
+    found = {name: len(ms) for name, ms in row["ms"].items()}
+    assert found == {"ringkern, fused": 2, "ringkern": 2, "Gloo": 2}
+    _run("plot", str(file), str(tokens), "--plot", str(picture))
     assert picture.read_bytes().startswith(b"\x89PNG")
