@@ -1,11 +1,11 @@
 """``init_process_group("ringkern")`` on CUDA tensors: a rank a process, every call, to the bit.
 
-It is three parts: ``backend``, ``backend_k4``, and ``one_queue``, in which all streams of a process
-share one hardware queue. The values are integers in floats, small enough that no order of additions
-rounds. The checks are in three files: of what the calls give (``backend_calls``), of when
-(``backend_streams``), and of memory of others (``backend_arrays``). Each check has all ranks for
-itself; where it raises or does not come back, the processes are ended and the next check starts
-others.
+It is four parts: ``backend``, ``backend_k4``, ``one_queue``, in which all streams of a process
+share one hardware queue, and ``wrappers``, whose checks are in ``backend_wrappers``. The values are
+integers in floats, small enough that no order of additions rounds. The checks are in three files:
+of what the calls give (``backend_calls``), of when (``backend_streams``), and of memory of others
+(``backend_arrays``). Each check has all ranks for itself; where it raises or does not come back,
+the processes are ended and the next check starts others.
 
 Where the processes share a GPU they take turns on it: the cases are few.
 """
@@ -20,11 +20,17 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bench.gpu import arrays, backend_arrays, backend_calls, backend_streams
+from bench.gpu import (
+    arrays,
+    backend_arrays,
+    backend_calls,
+    backend_streams,
+    backend_wrappers,
+)
 from bench.gpu.backend_rank import Rank
 from bench.gpu.ipc import place
 from bench.gpu.missing_peer import EXIT_S, end
-from bench.gpu.part import Context, Failed
+from bench.gpu.part import WITHOUT_A_GPU, Context, Failed
 from tests.ranks import RankError, Ranks, RankTimeout
 
 SIZES = {"backend_k4": 4}  # ranks in a part, if not 2
@@ -49,8 +55,10 @@ def run(context: Context) -> None:
     gpus = 0 if context.rehearsal else len(context.machine["gpus"])
     library, version = arrays.found(context.device)
     context.note(gpus=gpus, arrays=version)
-    names = [name for name in CHECKS if library or name != "arrays"]
-    ranks = Ranks(SIZES.get(context.name, 2), timeout_s=ANSWER_S)
+    checks = backend_wrappers.CHECKS if context.name == "wrappers" else CHECKS
+    names = [name for name in checks if library or name != "arrays"]
+    patience = ANSWER_S * (WITHOUT_A_GPU if context.rehearsal else 1)
+    ranks = Ranks(SIZES.get(context.name, 2), timeout_s=patience)
     try:
         lost = 0
         for at, name in enumerate(names):
@@ -114,7 +122,7 @@ def check_on_rank(rank: int, size: int, name: str, device: str) -> tuple[int, li
         join(rank, size)
         _joined = True
     at = Rank(rank, size, here)
-    CHECKS[name](at)
+    (CHECKS | backend_wrappers.CHECKS)[name](at)
     return at.settle()
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from bench.gpu import backend, backend_calls, cases
+from bench.gpu import backend, backend_calls, backend_wrappers, cases
 from bench.gpu.backend_rank import Rank
 from bench.gpu.part import Context, Failed
 from bench.gpu.parts import PARTS, select
-from tests.ranks import RankError, RankTimeout
+from tests.ranks import RankError, Ranks, RankTimeout
 
 FOLDER = Path(__file__).resolve().parents[2] / "bench/gpu"
 
@@ -84,6 +84,21 @@ def test_a_rank_counts_what_differs() -> None:
     poisoned = at.empty(3)
     assert not torch.isin(poisoned, torch.arange(-200.0, 200.0)).any()
     assert torch.equal(cases.bits_of(poisoned), torch.full((3,), 0x6D6D, dtype=torch.int32))
+
+
+def test_wrappers_train_what_one_process_trains() -> None:
+    """``make gpu-preflight`` runs the others, some of which take a minute."""
+    ranks = Ranks(2)
+    try:
+        for name in ("fsdp2", "tensor parallel"):
+            row, wrong = backend.check(ranks, name, "cpu")
+            assert (row["cases"], row["wrong"], wrong) == (8, 0, [])
+    finally:
+        ranks.kill()
+    at = Rank(0, 2, "cpu")
+    alone = backend_wrappers.train(backend_wrappers.network(at), backend_wrappers.of_this(at))
+    backend_wrappers.expect_trained(at, "the data of one rank", alone.parameters())
+    assert len(at.settle()[1]) == 4
 
 
 class Broken:
