@@ -212,15 +212,18 @@ def transformers(at: Rank) -> None:
     )
     torch.manual_seed(0)
     whole = LlamaForCausalLM(config).eval()
-    folder = [tempfile.mkdtemp() if at.rank == 0 else ""]
-    dist.broadcast_object_list(folder, 0)
-    if at.rank == 0:
-        whole.save_pretrained(folder[0])
-    dist.barrier()
-    model = LlamaForCausalLM.from_pretrained(folder[0], tp_plan="auto")
+    with tempfile.TemporaryDirectory() as mine:
+        folder = [mine]
+        dist.broadcast_object_list(folder, 0)
+        if at.rank == 0:
+            whole.save_pretrained(folder[0])
+        dist.barrier()
+        model = LlamaForCausalLM.from_pretrained(folder[0], tp_plan="auto")
+        dist.barrier()  # rank 0 removes it
     tokens = (torch.arange(32).reshape(2, 16) * 7 % 256).to(at.here)
+    whole.to(at.here)
     with torch.inference_mode():
-        split, expected = (each.to(at.here)(tokens).logits for each in (model, whole))
+        split, expected = (each(tokens).logits for each in (model, whole))
     expect_close(at, "transformers, tp_plan", split, expected)
     weight = model.model.layers[0].mlp.up_proj.weight
     local = weight.to_local() if isinstance(weight, DTensor) else weight
