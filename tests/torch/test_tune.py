@@ -394,7 +394,7 @@ def test_the_next_program_uses_a_tuning(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_dry_run_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def instead(ranks: int, limit_s: float, entry: object, *args: object, pinned: bool) -> int:
+    def instead(ranks: int, limit_s: float, entry: object, *args: object, cores: int) -> int:
         (_, _, file) = args
         assert isinstance(file, Path)
         file.write_text(made_up().dump())
