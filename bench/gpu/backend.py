@@ -20,13 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bench.gpu import (
-    arrays,
-    backend_arrays,
-    backend_calls,
-    backend_streams,
-    backend_wrappers,
-)
+from bench.gpu import arrays, backend_arrays, backend_calls, backend_streams, backend_wrappers
 from bench.gpu.backend_rank import Rank
 from bench.gpu.ipc import place
 from bench.gpu.missing_peer import EXIT_S, end

@@ -59,15 +59,7 @@ PARTS = (
     Part("speed", 300, 240, "time and bandwidth of ranks of a process", EXTENSION, True, quick=40),
     Part("tune", 180, 90, "the costs that auto goes by", EXTENSION, quick=40),
     Part("processes", 120, 30, "a rank a process, next to NCCL and symm_mem", EXTENSION, True),
-    Part(
-        "wrappers",
-        180,
-        90,
-        "FSDP, tensor parallel, torch.compile",
-        EXTENSION,
-        True,
-        module="backend",
-    ),
+    Part("wrappers", 180, 90, "FSDP, TP, torch.compile", EXTENSION, True, module="backend"),
     Part(
         "one_queue", 120, 60, "backend with one hardware queue", EXTENSION, True, module="backend"
     ),
