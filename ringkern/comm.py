@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from . import _C, news, recorder
+from . import _C, news, recorder, regroup
 from .arguments import Op, SupportsDLPack, as_tensor, protocol_name, reduce_op, way_asked
 from .choose import ring_order, tables
 from .config import check_threads, config, timeout_seconds
 from .groups import place_of, resolve_group, untraced
-from .hosts import Hosts, engine_names, find_hosts, over_hosts
+from .hosts import Hosts, Known, engine_names, find_hosts, over_hosts
+from .regroup import Regrouped
 
 if TYPE_CHECKING:
     from .choose.explain import Explanation
@@ -57,6 +58,8 @@ class Communicator:
             failed.
         PeerLostError: a rank ended while others waited for it.
     """
+
+    _regrouped: Regrouped | None = None
 
     def __init__(
         self,
@@ -101,6 +104,41 @@ class Communicator:
         self._open(store, rank, size, name, timeout, inter_host, threads)
         return self
 
+    @classmethod
+    def join(
+        cls,
+        store: dist.Store,
+        *,
+        name: str = "ringkern",
+        timeout: timedelta | None = None,
+        threads: int | None = None,
+    ) -> Communicator:
+        """Waits until the ranks of a communicator on this host take this process in.
+
+        They call :meth:`grow` with the same store and name. This process gets a rank after theirs.
+        It has none of their state: a :meth:`broadcast` from one of them brings it.
+
+        Args:
+            store: a torch.distributed store that both sides share; its process must outlive them.
+            name: of the communicator to join, as given to :meth:`grow`.
+            timeout: how long to wait, and the timeout of the communicator; ``None``: as in
+                :class:`Communicator`.
+            threads: see :class:`Communicator`.
+
+        Returns:
+            The communicator of this process, connected.
+
+        Raises:
+            RendezvousError: nobody took this process in within the timeout.
+            ValueError: see :class:`Communicator`.
+        """
+        return regroup.join(store, name, timeout, threads)
+
+    @staticmethod
+    def waiting(store: dist.Store, *, name: str = "ringkern") -> int:
+        """Returns how many processes wait on this host in :meth:`join`, without waiting."""
+        return len(regroup.Joiners(store, name, 0).waiting())
+
     def _open(
         self,
         store: dist.Store,
@@ -110,12 +148,14 @@ class Communicator:
         timeout: timedelta | None,
         inter_host: str | None,
         threads: int | None,
+        known: Known | None = None,
     ) -> None:
         check_threads(threads)
         if inter_host is not None:
             engine_names(inter_host)
         seconds = timeout_seconds(timeout)
-        hosts, roster = find_hosts(store, name, rank, size, seconds, threads)
+        hosts, roster = find_hosts(store, name, rank, size, seconds, threads, known)
+        self._name, self._timeout, self._threads = name, timeout, threads
         self._c: _C.Communicator | _C.HostsCommunicator
         if hosts.count > 1:
             recorder.remember_hosts(name, hosts)
@@ -263,6 +303,81 @@ class Communicator:
             return found
         opened_by, host = self._c.shared_memory()
         return replace(found, opened_by=opened_by, host_memory=tuple(host))
+
+    def shrink(
+        self, exclude: Sequence[int] = (), *, timeout: timedelta | None = None
+    ) -> Communicator:
+        """Makes a communicator of the ranks that are left, and closes this one.
+
+        For a communicator that has failed, usually because a rank has died, or to go on with fewer
+        ranks. Every rank that goes on must call it; so must those on which no call has failed yet,
+        which learn of the failure at their next call. Needs no store. The ranks are numbered 0, 1,
+        ... in their old order. A rank that dies meanwhile is left out, too.
+
+        The contents of tensors that a failed call had to write are undefined.
+        :attr:`regrouped` tells which rank is which, and how far the interrupted call has come.
+
+        Args:
+            exclude: ranks that do not go on, besides those that have died, the same on all ranks.
+                They do not call it.
+            timeout: how long to wait for ranks that are alive and do not come, which are then left
+                out: their communicator is unusable. ``None``: the communicator's timeout.
+
+        Returns:
+            The communicator of the ranks that are left, connected; its timeout is the same.
+
+        Raises:
+            CommAbortedError: the others have gone on without this rank, which had been stopped or
+                came too late.
+            CollectiveMismatchError: ranks exclude different ranks.
+            CommUsageError: the communicator is closed, spans several hosts, or failed before all
+                its ranks had made a call.
+            RendezvousError: the ranks that are left could not connect.
+            ValueError: ``exclude`` has this rank, or no rank of this communicator.
+        """
+        return regroup.regroup(self, exclude, None, timeout)
+
+    def grow(
+        self,
+        store: dist.Store,
+        count: int = 1,
+        *,
+        name: str = "ringkern",
+        exclude: Sequence[int] = (),
+        timeout: timedelta | None = None,
+    ) -> Communicator:
+        """Makes a communicator of the ranks that are left and of new processes, and closes this one.
+
+        Like :meth:`shrink`, and also after a failure; so one call can replace a rank that has died.
+        The processes that join get the ranks after those that are left. If one of them dies
+        meanwhile, the communicator is made without it: look at its :attr:`size`.
+
+        Args:
+            store: a torch.distributed store in which the processes wait, in :meth:`join`. Its
+                process must outlive them.
+            count: how many processes join, the first to come.
+            name: the name that they gave.
+            exclude: see :meth:`shrink`.
+            timeout: how long to wait for the processes, and then for the ranks. ``None``: the
+                communicator's timeout.
+
+        Returns:
+            The new communicator, connected.
+
+        Raises:
+            RendezvousError: fewer processes came within the timeout, and this communicator is as
+                before; or the ranks could not connect.
+            CommAbortedError, CollectiveMismatchError, CommUsageError, ValueError: see
+                :meth:`shrink`.
+        """
+        if count < 1:
+            raise ValueError(f"count is {count}: at least one process joins")
+        return regroup.regroup(self, exclude, regroup.Joiners(store, name, count), timeout)
+
+    @property
+    def regrouped(self) -> Regrouped | None:
+        """Returns the origin of a communicator that :meth:`shrink` or :meth:`grow` made."""
+        return self._regrouped
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Ends every call in progress, on all ranks, with CommAbortedError.

@@ -77,7 +77,7 @@ bool Communicator::in_callback() const { return calling_back == this; }
 
 bool Communicator::forked() const { return forks.load(std::memory_order_relaxed) != generation_; }
 
-void Communicator::check_callable() {
+void Communicator::check_open() {
   if (forked())
     throw UsageError(forked_text("communicator '" + name_ + "'", born_in_, int(getpid())));
   {
@@ -86,6 +86,10 @@ void Communicator::check_callable() {
       throw UsageError("communicator '" + name_ +
                        "' is closed. Make a new one, or call close() after the last call.");
   }
+}
+
+void Communicator::check_callable() {
+  check_open();
   check_healthy();
 }
 
@@ -160,6 +164,20 @@ void Communicator::run_async(const Device& device, const Task& task,
 
 uint64_t Communicator::execute(const Device& device, Task task,
                                const std::function<void()>& before) {
+  return run_on(ready_ring(device), task, before);
+}
+
+void Communicator::connect_on(const Device& device) {
+  check_callable();
+  if (in_callback()) throw_call_in_callback();
+  const auto turn = lock_and_look_out(turn_);
+  check_callable();
+  worker_->drain();
+  ready_ring(device);
+}
+
+// Returns the ring of the next call, connected, and remembers it for run_now().
+Communicator::Ring& Communicator::ready_ring(const Device& device) {
   check_healthy();  // an earlier call may have failed
   const bool connects = !connected(device);
   try {
@@ -176,7 +194,7 @@ uint64_t Communicator::execute(const Device& device, Task task,
     poison(*failure);
     throw_fault(*failure);
   }
-  return run_on(*last_ring_, task, before);
+  return *last_ring_;
 }
 
 uint64_t Communicator::run_on(Ring& ring, Task& task, const std::function<void()>& before) {
@@ -300,6 +318,57 @@ void Communicator::end_all(Fault why) {
   }
   // Last: a callback may query the rings and must see them failed.
   if (first) tell(why);
+}
+
+// ---- Going on with other ranks -----------------------------------------------------------------
+
+std::vector<std::string> Communicator::devices() {
+  std::lock_guard lock(state_);
+  std::vector<std::string> names;
+  for (const auto& [name, ring] : rings_) names.push_back(name);
+  return names;
+}
+
+// Returns the ring whose pages the ranks agree over. Either all ranks have connected on a device, or
+// none has.
+Communicator::Ring& Communicator::first_ring() {
+  std::lock_guard lock(state_);
+  if (rings_.empty())
+    throw UsageError("the ranks of communicator '" + name_ +
+                     "' were never connected, so those that are left cannot find each other: make "
+                     "a new communicator");
+  return rings_.begin()->second;
+}
+
+Regroup::Round Communicator::gather(const std::vector<int>& excluded, Milliseconds patience,
+                                    const Regroup::Propose& propose) {
+  check_open();
+  if (in_callback()) throw_call_in_callback();
+  const auto turn = lock_and_look_out(turn_);
+  check_open();
+  worker_->drain();
+  Ring& first = first_ring();
+  Regroup::Calls mine;
+  for (auto& [name, ring] : rings_) {
+    if (ring.control->failed()) ring.executor->abort();
+    if (ring.enqueues) {
+      if (!ring.executor->drain(patience))
+        throw TimeoutError("the calls of communicator '" + name_ + "' on " + name +
+                           " have not ended within " + seconds_text(patience));
+      ring.control->end_through(ring.executor->progress().done, coarse_now());
+    }
+    const auto open = ring.control->open_call(rank_);
+    mine.begun += ring.control->last_seq();
+    mine.completed += open ? open->seq - 1 : ring.control->last_seq();
+  }
+  return Regroup(*first.control).gather(excluded, mine, patience, propose);
+}
+
+bool Communicator::conclude(const Regroup::Round& round, bool joined, Milliseconds patience) {
+  check_open();
+  const auto turn = lock_and_look_out(turn_);
+  check_open();
+  return Regroup(*first_ring().control).conclude(round, joined, patience);
 }
 
 // ---- Connecting --------------------------------------------------------------------------------

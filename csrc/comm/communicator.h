@@ -14,6 +14,7 @@
 #include "comm/agreement.h"
 #include "comm/enqueued.h"
 #include "comm/interfaces.h"
+#include "comm/regroup.h"
 #include "comm/rendezvous.h"
 #include "comm/watch.h"
 #include "comm/worker.h"
@@ -78,6 +79,15 @@ class Communicator {
   void check_callable();
   // Returns true if a call on this device needs no rendezvous.
   bool connected(const Device& device);
+  // Connects the ranks on this device, as the first call on it would. All ranks must call it.
+  void connect_on(const Device& device);
+  // Returns the names of the devices on which the ranks are connected.
+  std::vector<std::string> devices();
+  // See Regroup. Wait until the calls of this rank have ended, with an error if the communicator
+  // has failed. Throw UsageError if the ranks were never connected.
+  Regroup::Round gather(const std::vector<int>& excluded, Milliseconds patience,
+                        const Regroup::Propose& propose);
+  bool conclude(const Regroup::Round& round, bool joined, Milliseconds patience);
   // Takes over the records of the ranks; before the first call.
   void set_roster(Roster roster);
   // Returns the calls enqueued on this device; null before the first call, and on a CPU. While
@@ -130,6 +140,7 @@ class Communicator {
     Geometry geometry;
   };
 
+  void check_open();     // throws in a forked child and after close
   void check_healthy();  // throws if the communicator has failed
   // Runs a call on a connected ring. An exception makes this communicator unusable, unless the task
   // was refused and has no `before`. A task with `before` has a work, which may be queried after
@@ -138,7 +149,9 @@ class Communicator {
   [[noreturn]] void fail(Ring& ring, const Fault* mine, const Error& here);
   void end_waits(Ring& ring, const Fault& why) const;
   uint64_t execute(const Device& device, Task task, const std::function<void()>& before = nullptr);
+  Ring& ready_ring(const Device& device);
   Ring& ring_on(const Device& device);
+  Ring& first_ring();
   Ring connect(Device& device);
   void dissolve(Ring& ring, Milliseconds patience) const;
   void poison(const Fault& why);       // the first reason stays

@@ -37,7 +37,7 @@ std::string read_text(const char (&from)[N]) {
 
 // A fault is written before its rank is named as the first to fail, and never again.
 struct Control::Page {
-  int64_t pid;
+  Process process;
   uint64_t pid_namespace;
   alignas(kCacheLine) int64_t last_beat;
   alignas(kCacheLine) uint64_t departed;       // 0: not yet; otherwise 1 + the number of its last
@@ -51,6 +51,7 @@ struct Control::Page {
   };
   alignas(kCacheLine) Probe probe;
   uint64_t mapped;  // ranks whose memory is mapped, one bit each, and kShown
+  RegroupPage regrouping;
   Fault fault;
   CallLine calls[kCallLines];
 };
@@ -66,7 +67,7 @@ Control::Control(int my_rank, int of_ranks, std::string its_name, RankNames thei
     file_->allocate(0, sizeof(Page));
     mine = static_cast<Page*>(mappings_.map(file_->fd(), 0, sizeof(Page)));
   }
-  mine->pid = ::getpid();
+  mine->process = this_process();
   mine->pid_namespace = ringkern::pid_namespace();
   pages_[size_t(rank)] = mine;
   lines_ = mine->calls;
@@ -138,10 +139,12 @@ void Control::beat() {
 }
 int64_t Control::last_beat_of(int of) const { return load(pages_[size_t(of)]->last_beat); }
 
-int64_t Control::pid_of(int of) const {
+Process Control::process_of(int of) const {
   const Page &theirs = *pages_[size_t(of)], &mine = *pages_[size_t(rank)];
-  return theirs.pid_namespace == mine.pid_namespace ? theirs.pid : 0;
+  return theirs.pid_namespace == mine.pid_namespace ? theirs.process : Process{};
 }
+
+RegroupPage& Control::regrouping(int of) const { return pages_[size_t(of)]->regrouping; }
 
 void Control::show_mapped(uint32_t of) {
   store(pages_[size_t(rank)]->mapped, kShown | of, std::memory_order_release);

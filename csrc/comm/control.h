@@ -15,7 +15,9 @@
 #include <vector>
 
 #include "comm/memory_file.h"
+#include "comm/process.h"
 #include "core/call.h"
+#include "core/config.h"
 #include "fault/fault.h"
 
 namespace ringkern {
@@ -43,6 +45,23 @@ inline int64_t coarse_now() {
 
 // The most ranks whose memory can be marked as unreachable.
 inline constexpr int kMostProbed = 64;
+
+// The part of a page by which ranks agree who goes on (comm/regroup.h).
+struct alignas(kCacheLine) RegroupPage {
+  static constexpr int kWords = kMaxRanks / 64;
+  static constexpr size_t kMostAddress = 64;
+
+  uint64_t state;  // on rank 0's page
+  // Of this rank: a bit for each rank that it excludes; its calls; 1 + the last round in which it
+  // arrived, which is written after these, and in which it joined the new ring.
+  uint64_t excluded[kWords];
+  uint64_t completed, begun;
+  uint64_t arrived, joined;
+  // Its last proposal.
+  uint64_t members[kWords];
+  int64_t joiners;
+  char address[kMostAddress];
+};
 
 class Control {
  public:
@@ -114,7 +133,11 @@ class Control {
   // Records that this rank is alive and updates its clock; called periodically.
   void beat();
   int64_t last_beat_of(int rank) const;  // CLOCK_MONOTONIC, in ns
-  int64_t pid_of(int rank) const;        // 0 if its process is not visible from here
+  // The process of a rank; 0 if it is not visible from here.
+  Process process_of(int rank) const;
+  int64_t pid_of(int rank) const { return process_of(rank).pid; }
+  // Returns the part of a rank's page; only comm/regroup.cpp writes to it.
+  RegroupPage& regrouping(int rank) const;
   // show_mapped() publishes the ranks whose own memory this rank has mapped, one bit each.
   // mapped_by() returns this set of another rank; nothing until it is published.
   void show_mapped(uint32_t ranks);

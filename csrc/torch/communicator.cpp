@@ -73,6 +73,29 @@ void TorchCommunicator::run(c10::Device on, Task task, const WayRequest& request
   start(device, task);
 }
 
+void TorchCommunicator::connect_on(c10::Device on) {
+  const Device& device = device_on(on);
+  interruptible(&callers_, aborter(), [&] {
+    const Callers::Scope no_gil(callers_);
+    comm_->connect_on(device);
+  });
+}
+
+Regroup::Round TorchCommunicator::gather(const std::vector<int>& excluded, double patience_s,
+                                         const Regroup::Propose& propose) {
+  return interruptible(&callers_, aborter(), [&] {
+    const Callers::Scope no_gil(callers_);
+    return comm_->gather(excluded, milliseconds(patience_s), propose);
+  });
+}
+
+bool TorchCommunicator::conclude(const Regroup::Round& round, bool joined, double patience_s) {
+  return interruptible(&callers_, aborter(), [&] {
+    const Callers::Scope no_gil(callers_);
+    return comm_->conclude(round, joined, milliseconds(patience_s));
+  });
+}
+
 uint64_t TorchCommunicator::start(const Device& device, Task& task) {
   if (const auto number = comm_->run_now(device, task)) return *number;
   if (task.stream != nullptr && !comm_->connected(device)) check_not_captured(task.stream);
@@ -143,10 +166,43 @@ const Device& TorchCommunicator::device_on(c10::Device device) {
 }
 
 void bind_communicator(py::module_& m) {
+  py::class_<Regroup::Round>(m, "Round")
+      .def_readonly("members", &Regroup::Round::members)
+      .def_property_readonly("address", [](const Regroup::Round& r) { return r.proposal.address; })
+      .def_property_readonly("joiners", [](const Regroup::Round& r) { return r.proposal.joiners; })
+      .def_property_readonly("processes",
+                             [](const Regroup::Round& r) {
+                               std::vector<std::pair<int64_t, uint64_t>> all;
+                               for (const Process& p : r.processes) all.emplace_back(p.pid, p.started);
+                               return all;
+                             })
+      .def_property_readonly("calls", [](const Regroup::Round& r) {
+        std::vector<std::pair<uint64_t, uint64_t>> all;
+        for (const Regroup::Calls& c : r.calls) all.emplace_back(c.completed, c.begun);
+        return all;
+      });
   py::class_<TorchCommunicator, Runner>(m, "Communicator")
       .def(py::init<c10::intrusive_ptr<c10d::Store>, std::string, int, int, double>(),
            py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
-           py::arg("timeout_s"));
+           py::arg("timeout_s"))
+      .def_property_readonly("failed", &TorchCommunicator::failed)
+      .def_property_readonly("devices", &TorchCommunicator::devices)
+      .def(
+          "connect",
+          [](TorchCommunicator& c, const std::string& on) { c.connect_on(c10::Device(on)); },
+          py::arg("device"))
+      .def(
+          "gather",
+          [](TorchCommunicator& c, const std::vector<int>& excluded, double patience_s,
+             const std::function<std::pair<std::string, int>(std::vector<int>)>& propose) {
+            return c.gather(excluded, patience_s, [&](const std::vector<int>& members) {
+              const auto [address, joiners] = propose(members);  // takes the GIL
+              return Regroup::Proposal{address, joiners};
+            });
+          },
+          py::arg("excluded"), py::arg("patience_s"), py::arg("propose"))
+      .def("conclude", &TorchCommunicator::conclude, py::arg("round"), py::arg("joined"),
+           py::arg("patience_s"));
   m.def("this_process", [] {
     const Process mine = this_process();
     return std::pair(mine.pid, mine.started);

@@ -85,6 +85,14 @@ class TorchCommunicator final : public Runner {
   std::pair<std::string, std::vector<std::string>> shared_memory() override;
   WorkPtr submit(Call call, const CallOptions& options) override;
 
+  // Connects the ranks on a device, as the first call on it would.
+  void connect_on(c10::Device on);
+  // See Communicator. `propose` is called without the GIL.
+  std::vector<std::string> devices() { return comm_->devices(); }
+  Regroup::Round gather(const std::vector<int>& excluded, double patience_s,
+                        const Regroup::Propose& propose);
+  bool conclude(const Regroup::Round& round, bool joined, double patience_s);
+
   // Runs a task on memory that the caller keeps, as submit() does, without the GIL.
   void run(c10::Device on, Task task, const WayRequest& request, Milliseconds timeout);
   // Call the functions of the Communicator with the same names.

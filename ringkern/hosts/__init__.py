@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from .engines import engine_maker, engine_names, inter_host_costs, over_hosts
 from .hosts import Hosts, hosts_of
-from .search import Search, find_hosts
+from .search import Known, Search, find_hosts
 
 __all__ = [
     "Hosts",
+    "Known",
     "Search",
     "engine_maker",
     "engine_names",

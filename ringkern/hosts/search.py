@@ -45,6 +45,19 @@ _MAX_LISTED = 16
 Roster = tuple[str, list[tuple[int, int]], float]
 
 
+@dataclass(frozen=True)
+class Known:
+    """The processes of the ranks, if they have met before, and how long to wait for them.
+
+    Attributes:
+        processes: of the first ranks, (pid, start); (0, 0): not visible from here.
+        timeout_s: the limit for the first meeting, if that of the communicator is longer.
+    """
+
+    processes: tuple[tuple[int, int], ...]
+    timeout_s: float
+
+
 class Store(Protocol):
     """The methods of a torch.distributed store that are used here."""
 
@@ -84,7 +97,13 @@ def unique_prefix(store: Store, name: str, rank: int, size: int) -> str:
 
 
 def find_hosts(
-    store: dist.Store, name: str, rank: int, size: int, timeout_s: float, threads: int | None = None
+    store: dist.Store,
+    name: str,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    threads: int | None = None,
+    known: Known | None = None,
 ) -> tuple[Hosts, Roster]:
     """Waits for all ranks of a communicator, unless they are of one process.
 
@@ -93,6 +112,7 @@ def find_hosts(
             waits for nobody, and the communicator raises the error.
         threads: of this rank, for a large collective of CPU tensors; ``None``: its share of the
             cores, or one if the ranks are of one process.
+        known: what is known about the ranks already.
 
     Returns:
         The ranks' hosts, and the communicator's roster.
@@ -104,8 +124,11 @@ def find_hosts(
     if not can_meet or is_of_one_process(store):
         return one_host(size, threads or 1), ("", [], 0.0)
     peer = this_peer(rank, named=config.host, threads=threads)
-    search = Search(store, name, rank, size, timeout_s, peer)
-    return search.wait(), search.roster()
+    limit_s = timeout_s if known is None else min(timeout_s, known.timeout_s)
+    search = Search(store, name, rank, size, limit_s, peer, known)
+    hosts, (departures, processes, waited_s) = search.wait(), search.roster()
+    # The communicator subtracts from its timeout what it has waited.
+    return hosts, (departures, processes, waited_s + timeout_s - limit_s)
 
 
 class Search:
@@ -118,6 +141,7 @@ class Search:
         size: number of ranks.
         timeout_s: how long :meth:`wait` waits for the others.
         peer: this rank; ``None``: this process, with ``RINGKERN_HOST``.
+        known: what is known about the ranks already.
 
     Raises:
         RendezvousError: the store has failed.
@@ -131,11 +155,16 @@ class Search:
         size: int,
         timeout_s: float,
         peer: Peer | None = None,
+        known: Known | None = None,
     ) -> None:
         self._store, self._name, self._rank, self._size = store, name, rank, size
         self._timeout_s = timeout_s
         self._owed_since: float | None = None
-        self._processes = [(0, 0)] * size  # by rank, as far as this one can see them
+        # By rank, as far as this one can see them.
+        self._processes = [(0, 0)] * size
+        if known is not None:
+            self._processes[: len(known.processes)] = known.processes
+            self._processes[rank] = (0, 0)
         self._listed = 0  # of these
         self._waited_s = 0.0
         with _store_errors():

@@ -1,0 +1,371 @@
+"""New communicators from old ones: without ranks that have died, and with processes that join.
+
+The ranks that go on agree over the memory that they share (``csrc/comm/regroup.h``). They then meet
+in a store that one of them serves for this purpose, on this host only, and that it keeps until it
+closes the new communicator.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from . import _C, decode
+from .config import config, timeout_seconds
+from .decode import Within
+from .errors import CommUsageError, PeerLostError, RendezvousError
+from .hosts import Known
+from .hosts.peer import Number, Peer, Text, this_peer
+
+if TYPE_CHECKING:
+    from .comm import Communicator
+
+# How often a process looks into the store.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.01
+# A round fails when a member dies, or cannot join; the cause could be permanent.
+_MOST_ROUNDS_MORE = 3
+
+# How long a process of this host may take to accept a connection.
+_ANSWERS_S = 2.0
+_LOOPBACK = "127.0.0.1"
+
+_T = TypeVar("_T")
+_Rank = Annotated[int, Within(0, _C.most_ranks - 1)]
+
+
+@dataclass(frozen=True)
+class Regrouped:
+    """The origin of a communicator that :meth:`ringkern.Communicator.shrink` or ``grow`` made.
+
+    Attributes:
+        ranks: by rank, its rank in the communicator before; ``None`` for a process that joined.
+        calls: by rank, how many collectives it had completed in the communicator before; 0 for a
+            process that joined.
+        interrupted: how far the call that the failure interrupted has come on the ranks that go
+            on: ``"nowhere"``, none has completed it; ``"partly"``, those with the most ``calls``
+            have; ``"no"``, all have completed every call that one of them began.
+    """
+
+    ranks: tuple[_Rank | None, ...]
+    calls: tuple[Number, ...]
+    interrupted: Text
+
+
+@dataclass(frozen=True)
+class _Invitation:
+    """The place of a process that joins: rank and size, where to meet, and the others."""
+
+    rank: _Rank
+    size: Annotated[int, Within(1, _C.most_ranks)]
+    name: Text
+    address: Text
+    devices: tuple[Text, ...]
+    processes: tuple[tuple[Number, Number], ...]
+    regrouped: Regrouped
+
+
+def _regrouped(members: Sequence[int], calls: Sequence[tuple[int, int]], joiners: int) -> Regrouped:
+    completed = [done for done, _ in calls]
+    begun = max(begun for _, begun in calls)
+    interrupted = "partly" if len(set(completed)) > 1 else "no" if begun == completed[0] else "nowhere"
+    return Regrouped(
+        (*members, *[None] * joiners), (*completed, *[0] * joiners), interrupted
+    )
+
+
+class Joiners:
+    """The processes that wait in a store to join a communicator.
+
+    Args:
+        store: the store that they use, too.
+        name: the name that they gave.
+        count: how many may join.
+    """
+
+    def __init__(self, store: dist.Store, name: str, count: int) -> None:
+        self._store, self._name, self._count = store, name, count
+        self._answered: set[int] = set()
+
+    def key(self, what: str) -> str:
+        return f"ringkern/join/{self._name}/{what}"
+
+    def waiting(self) -> dict[int, tuple[int, int]]:
+        """Returns the process (pid, start) of each place whose process waits on this host."""
+        here = this_peer(0, named=config.host)
+        found = {}
+        for place in range(1, self._store.add(self.key("places"), 0) + 1):
+            if place in self._answered or not self._store.check([self.key(f"waits/{place}")]):
+                continue
+            if self._store.check([self.key(f"joined/{place}")]):
+                self._answered.add(place)
+                continue
+            peer, process = _read_joiner(self._store.get(self.key(f"waits/{place}")))
+            if peer.memory_key != here.memory_key or peer.apart_from(here):
+                continue
+            if peer.pid_namespace != here.pid_namespace:
+                process = (0, 0)
+            if _C.find_gone(("", [process], 0.0), lambda: "") is None:
+                found[place] = process
+        return found
+
+    def wait(self, deadline: float) -> None:
+        """Returns when as many processes wait as may join."""
+        for pause in _pauses():
+            if (waiting := len(self.waiting())) >= self._count:
+                return
+            if time.monotonic() >= deadline:
+                raise RendezvousError(
+                    f"{waiting} of {self._count} processes have come to join '{self._name}': each "
+                    "calls ringkern.Communicator.join with this store and name"
+                )
+            time.sleep(pause)
+
+    def chosen(self) -> dict[int, tuple[int, int]]:
+        """Returns those of :meth:`waiting` that may join, the first to come."""
+        return dict(itertools.islice(self.waiting().items(), self._count))
+
+    def invite(self, place: int, invitation: _Invitation) -> None:
+        number = self._store.add(self.key(f"invitations/{place}"), 1)
+        self._store.set(self.key(f"invitation/{place}/{number}"), json.dumps(asdict(invitation)))
+
+    def welcome(self, places: Sequence[int], address: str) -> None:
+        """Tells these that they have joined."""
+        self._store.set(self.key(f"formed/{address}"), "1")
+        for place in places:
+            self._store.set(self.key(f"joined/{place}"), "1")
+
+    def enter(self) -> int:
+        """Makes this process wait here; returns its place."""
+        place = self._store.add(self.key("places"), 1)
+        record = [this_peer(0, named=config.host).to_json(), *_C.this_process()]
+        self._store.set(self.key(f"waits/{place}"), json.dumps(record))
+        return place
+
+    def invitation(self, place: int, number: int) -> _Invitation | None:
+        """Returns an invitation of this place, counted from 1, if it has come."""
+        key = self.key(f"invitation/{place}/{number}")
+        if not self._store.check([key]):
+            return None
+        where = "the invitation of a process that joins"
+        found: _Invitation = decode.build(
+            _Invitation, decode.load(self._store.get(key), where), where
+        )
+        return found
+
+    def has_formed(self, address: str) -> bool:
+        return bool(self._store.check([self.key(f"formed/{address}")]))
+
+
+def _read_joiner(text: bytes) -> tuple[Peer, tuple[int, int]]:
+    where = "the record of a process that waits to join"
+    peer, pid, started = decode.build(tuple[str, Number, Number], decode.load(text, where), where)
+    return Peer.from_json(peer, 0), (pid, started)
+
+
+def _pauses() -> itertools.chain[float]:
+    growing = itertools.takewhile(
+        lambda s: s < _LONGEST_PAUSE_S, (_FIRST_PAUSE_S * 2**n for n in itertools.count())
+    )
+    return itertools.chain(growing, itertools.repeat(_LONGEST_PAUSE_S))
+
+
+def _serve() -> tuple[dist.TCPStore, str]:
+    """Returns a new store for this host alone, and its address."""
+    # A TCPStore that makes its own socket listens on every network of the machine.
+    listening = socket.socket()
+    listening.bind((_LOOPBACK, 0))
+    listening.listen(_C.most_ranks)
+    port = listening.getsockname()[1]
+    store = dist.TCPStore(
+        _LOOPBACK,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
+    return store, str(port)
+
+
+def _store_at(address: str, seconds: float) -> dist.TCPStore:
+    try:
+        # Fails at once if the process has ended. A TCPStore would try again until its timeout.
+        socket.create_connection((_LOOPBACK, int(address)), _ANSWERS_S).close()
+        limit = timedelta(seconds=_ANSWERS_S)
+        store = dist.TCPStore(_LOOPBACK, int(address), is_master=False, timeout=limit)
+        store.set_timeout(timedelta(seconds=min(seconds, 1e6)))
+        return store
+    except (OSError, RuntimeError) as error:
+        raise RendezvousError(
+            f"the rank that keeps the store of the new communicator does not answer: {error}"
+        ) from error
+
+
+def _meet(
+    store: dist.Store,
+    place: _Invitation,
+    timeout: timedelta | None,
+    seconds: float,
+    threads: int | None,
+) -> Communicator:
+    """Returns the new communicator, connected. Waits at most ``seconds`` for the others."""
+    from .comm import Communicator
+
+    new = Communicator.__new__(Communicator)
+    known = Known(place.processes, seconds)
+    new._open(store, place.rank, place.size, place.name, timeout, None, threads, known)
+    new._regrouped = place.regrouped
+    try:
+        if new.hosts.count > 1:
+            raise CommUsageError("the ranks that go on must be on one host")
+        for device in place.devices:
+            on_cuda = torch.device(device).type == "cuda"
+            new._c.connect(f"cuda:{torch.cuda.current_device()}" if on_cuda else device)
+    except BaseException as error:
+        new._c.abort(f"rank {place.rank} could not join: {error}")
+        new.close()
+        raise
+    return new
+
+
+def regroup(
+    old: Communicator, exclude: Sequence[int], joiners: Joiners | None, timeout: timedelta | None
+) -> Communicator:
+    """Makes the communicator of the ranks that go on, and of processes that join.
+
+    Args:
+        old: the communicator before, which is closed if all goes well.
+        exclude: ranks of it that do not go on.
+        joiners: the processes that may join; ``None``: none.
+        timeout: see :meth:`ringkern.Communicator.shrink`.
+
+    Returns:
+        The new communicator.
+
+    Raises:
+        CommAbortedError, CommUsageError, RendezvousError, ValueError: see
+            :meth:`ringkern.Communicator.shrink`.
+    """
+    if not isinstance(old._c, _C.Communicator):
+        raise CommUsageError(
+            f"the communicator spans {old.hosts.count} hosts, and only ranks of one host can go on "
+            "without others: make a new communicator over a new group"
+        )
+    excluded = sorted(set(exclude))
+    for rank in excluded:
+        if not 0 <= rank < old.size:
+            raise ValueError(f"exclude has rank {rank}; the ranks are 0 to {old.size - 1}")
+    if old.rank in excluded:
+        raise ValueError(f"rank {old.rank} excludes itself: an excluded rank makes no call")
+    seconds = timeout_seconds(old._timeout if timeout is None else timeout)
+    if not old._c.devices and not old._c.failed:
+        old._c.connect("cpu")
+    if joiners is not None:
+        joiners.wait(time.monotonic() + seconds)
+    for left in reversed(range(old.size + _MOST_ROUNDS_MORE)):
+        served: dict[str, tuple[dist.TCPStore, dict[int, tuple[int, int]]]] = {}
+
+        def propose(members: list[int]) -> tuple[str, int]:
+            store, address = _serve()
+            chosen = joiners.chosen() if joiners else {}
+            served[address] = store, chosen  # noqa: B023  called in this round only
+            store.set("places", json.dumps(list(chosen)))
+            return address, len(chosen)
+
+        round = old._c.gather(excluded, seconds, propose)
+        place = _place_in(old, round)
+        try:
+            if round.address in served:
+                store, chosen = served[round.address]
+                place = replace(place, processes=(*place.processes, *chosen.values()))
+                for rank, joiner in enumerate(chosen, len(round.members)):
+                    assert joiners is not None
+                    joiners.invite(joiner, replace(place, rank=rank))
+            else:
+                store = _store_at(round.address, seconds)
+            places = json.loads(store.get("places")) if joiners else []
+            new = _meet(store, place, old._timeout, seconds, old._threads)
+        except BaseException as error:
+            old._c.conclude(round, False, seconds)
+            if left > 0 and isinstance(error, (PeerLostError, RendezvousError)):
+                continue
+            raise
+        if old._c.conclude(round, True, seconds):
+            if joiners is not None:
+                joiners.welcome(places, round.address)
+            old.close()
+            return new
+        new._c.abort("another rank could not join")
+        new.close()
+    raise RendezvousError(
+        f"the ranks of {old!r} that are left could not connect again: see the earlier errors"
+    )
+
+
+def _name_after(name: str) -> str:
+    """Returns the next of the names "x", "x~2", "x~3", ..."""
+    base, _, number = name.rpartition("~")
+    return f"{base}~{int(number) + 1}" if base and number.isdecimal() else f"{name}~2"
+
+
+def _place_in(old: Communicator, round: _C.Round) -> _Invitation:
+    return _Invitation(
+        round.members.index(old.rank),
+        len(round.members) + round.joiners,
+        _name_after(old._name),
+        round.address,
+        tuple(old._c.devices),
+        tuple(round.processes),
+        _regrouped(round.members, round.calls, round.joiners),
+    )
+
+
+def join(
+    store: dist.Store, name: str, timeout: timedelta | None, threads: int | None
+) -> Communicator:
+    """Waits to be taken into a communicator; see :meth:`ringkern.Communicator.join`."""
+    deadline = time.monotonic() + timeout_seconds(timeout)
+    joiners = Joiners(store, name, 0)
+    own = joiners.enter()
+    for number in itertools.count(1):
+        invitation = _await(lambda: joiners.invitation(own, number), name, deadline)
+        left = max(deadline - time.monotonic(), 0.001)
+        try:
+            new = _meet(_store_at(invitation.address, left), invitation, timeout, left, threads)
+        except (PeerLostError, RendezvousError):
+            continue  # a rank has died meanwhile; those that are left invite again
+        # The ring stands on all ranks, or there will be another invitation.
+        _await(
+            lambda: joiners.has_formed(invitation.address)
+            or joiners.invitation(own, number + 1)
+            or new._c.failed
+            or None,
+            name,
+            deadline,
+        )
+        if joiners.has_formed(invitation.address):
+            return new
+        new._c.abort("the other ranks have begun again")
+        new.close()
+    raise AssertionError  # the loop has no end
+
+
+def _await(found: Callable[[], _T | None], name: str, deadline: float) -> _T:
+    for pause in _pauses():
+        if (result := found()) is not None:
+            return result
+        if time.monotonic() >= deadline:
+            raise RendezvousError(
+                f"no communicator has taken this process in: the ranks of one on this host call "
+                f"grow() with this store and the name '{name}'"
+            )
+        time.sleep(pause)
+    raise AssertionError

@@ -1,0 +1,231 @@
+"""Ranks that go on without others, or with new ones, for test_going_on.py; tests.comm.exits runs
+it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import ringkern
+from ringkern.errors import RingKernError
+from tests.comm.exits import serve
+from tests.faults.lives import leave_note, wait_for, wait_for_end_of
+
+NEVER = timedelta(seconds=600)
+SHORT = timedelta(seconds=1)
+
+
+def store_in(folder: Path, size: int) -> dist.Store:
+    return dist.FileStore(f"{folder}/store", size)
+
+
+def begun(
+    rank: int, size: int, folder: Path, timeout: timedelta = NEVER
+) -> ringkern.Communicator:
+    """Returns a communicator whose ranks have told their pids, and have made one call."""
+    leave_note(folder / f"pid{rank}", str(os.getpid()))
+    made = ringkern.Communicator.from_store(store_in(folder, size), rank, size, timeout=timeout)
+    check_sum(made, range(size))
+    return made
+
+
+def check_sum(communicator: ringkern.Communicator, people: Any, count: int = 1000) -> None:
+    """Sums a number of each rank, which no other rank has; ``people``: the numbers of all."""
+    people = list(people)
+    assert communicator.size == len(people)
+    x = torch.full((count,), 2.0 ** people[communicator.rank])
+    communicator.all_reduce(x)
+    assert torch.equal(x, torch.full((count,), float(sum(2**p for p in people)))), x
+
+
+def call_until_it_fails(communicator: ringkern.Communicator) -> RingKernError:
+    while True:
+        try:
+            communicator.all_reduce(torch.ones(100_000))
+        except RingKernError as error:
+            return error
+
+
+def said(folder: Path, rank: int, **notes: Any) -> None:
+    (folder / f"said{rank}").write_text(json.dumps(notes))
+
+
+def note_of(communicator: ringkern.Communicator) -> dict[str, Any]:
+    assert communicator.regrouped is not None
+    return {"size": communicator.size, **asdict(communicator.regrouped)}
+
+
+def error_of(call: Callable[[], object]) -> dict[str, str]:
+    try:
+        call()
+    except Exception as error:
+        return {"kind": type(error).__name__, "text": str(error)}
+    raise AssertionError("the call has succeeded")
+
+
+def pid_of(rank: int, folder: Path) -> int:
+    return int(wait_for(folder / f"pid{rank}"))
+
+
+def one_dies(rank: int, size: int, folder: Path) -> None:
+    """Rank 0, which keeps nothing that the others need, dies in a call."""
+    communicator = begun(rank, size, folder)
+    if rank == 0:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    call_until_it_fails(communicator)
+    new = communicator.shrink()
+    check_sum(new, range(1, size))
+    closed = error_of(lambda: communicator.all_reduce(torch.ones(1)))
+    said(folder, rank, **note_of(new), closed=closed["text"], threads=new.threads)
+    new.close()
+
+
+def two_die_one_by_one(rank: int, size: int, folder: Path) -> None:
+    communicator = begun(rank, size, folder)
+    for victim in (size - 1, 0):
+        people = communicator.regrouped.ranks if communicator.regrouped else range(size)
+        if rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        wait_for_end_of(pid_of(victim, folder))
+        communicator = communicator.shrink()  # between calls
+        check_sum(communicator, [p for p in people if p != victim])
+    said(folder, rank, **note_of(communicator))
+    communicator.close()
+
+
+def one_dies_and_another_meanwhile(rank: int, size: int, folder: Path) -> None:
+    communicator = begun(rank, size, folder)
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    call_until_it_fails(communicator)
+    delay = float(os.environ["RK_TEST_DELAY"])
+    if rank == 1:
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    new = communicator.shrink()
+    while True:  # the second death comes in shrink(), or after it
+        people = new.regrouped
+        try:
+            for _ in range(1000):
+                new.all_reduce(torch.ones(1000))
+                time.sleep(0.001)
+                if new.size == size - 2:
+                    break
+        except RingKernError:
+            new = new.shrink()
+        else:
+            break
+    assert people is not None
+    check_sum(new, range(2, size))
+    said(folder, rank, size=new.size)
+    new.close()
+
+
+def one_is_stopped(rank: int, size: int, folder: Path) -> None:
+    communicator = begun(rank, size, folder, SHORT)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)  # rank 0 lets it go on
+        first = error_of(lambda: communicator.all_reduce(torch.ones(100_000)))
+        said(folder, rank, first=first, then=error_of(communicator.shrink))
+        communicator.close()
+        return
+    call_until_it_fails(communicator)
+    new = communicator.shrink()
+    check_sum(new, [0, *range(2, size)])
+    if rank == 0:
+        os.kill(pid_of(1, folder), signal.SIGCONT)
+    for _ in range(200):  # while rank 1 runs again
+        check_sum(new, [0, *range(2, size)], 100_000)
+    said(folder, rank, **note_of(new))
+    new.close()
+
+
+def one_is_excluded(rank: int, size: int, folder: Path) -> None:
+    communicator = begun(rank, size, folder)
+    if rank == 1:
+        then = error_of(lambda: communicator.all_reduce(torch.ones(10)))
+        said(folder, rank, first=then, then=error_of(communicator.shrink))
+        return
+    itself = error_of(lambda: communicator.shrink([rank]))
+    unknown = error_of(lambda: communicator.shrink([size]))
+    new = communicator.shrink(exclude=[1])
+    check_sum(new, [0, *range(2, size)])
+    said(folder, rank, **note_of(new), itself=itself, unknown=unknown)
+    new.close()
+
+
+def one_joins(rank: int, size: int, folder: Path) -> None:
+    """The last process joins the others; then rank 0 dies, and the rest goes on."""
+    store = store_in(folder, size)
+    if rank == size - 1:
+        new = ringkern.Communicator.join(store, timeout=timedelta(seconds=60))
+    else:
+        communicator = begun(rank, size - 1, folder)
+        late = error_of(lambda: communicator.grow(store, name="nobody", timeout=SHORT))
+        assert "0 of 1 processes have come to join 'nobody'" in late["text"]
+        check_sum(communicator, range(size - 1))  # it is as before
+        new = communicator.grow(store)
+        assert ringkern.Communicator.waiting(store) == 0
+    first = note_of(new)
+    check_sum(new, range(size))
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    call_until_it_fails(new)
+    last = new.shrink()
+    check_sum(last, range(1, size))
+    said(folder, rank, first=first, **note_of(last))
+    last.close()
+
+
+def one_replaces_the_dead(rank: int, size: int, folder: Path) -> None:
+    """Rank 1 dies, and the last process takes its place, in one call of the rest."""
+    store = store_in(folder, size)
+    if rank == size - 1:
+        wait_for_end_of(pid_of(1, folder))
+        new = ringkern.Communicator.join(store, timeout=timedelta(seconds=60))
+    else:
+        communicator = begun(rank, size - 1, folder)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        call_until_it_fails(communicator)
+        new = communicator.grow(store)
+    check_sum(new, [0, *range(2, size - 1), 1])
+    said(folder, rank, **note_of(new))
+    new.close()
+
+
+def joiner_dies(rank: int, size: int, folder: Path) -> None:
+    """Of two processes that come, one dies as it is invited."""
+    store = store_in(folder, size)
+    if rank == size - 1:
+        meet = ringkern.regroup._meet
+
+        def die(*_: Any) -> ringkern.Communicator:
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise AssertionError
+
+        ringkern.regroup._meet = die
+        ringkern.Communicator.join(store, timeout=timedelta(seconds=60))
+        del meet
+    if rank == size - 2:
+        new = ringkern.Communicator.join(store, timeout=timedelta(seconds=60))
+    else:
+        new = begun(rank, size - 2, folder).grow(store, 2)
+    check_sum(new, range(size - 1))
+    said(folder, rank, **note_of(new))
+    new.close()
+
+
+if __name__ == "__main__":
+    serve(globals())

@@ -1,0 +1,134 @@
+"""Communicators that go on without ranks that have died, and with processes that join."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import ringkern
+from ringkern.errors import CommUsageError, RendezvousError
+from ringkern.regroup import _name_after, _regrouped
+from tests.comm.exits import scenarios_of
+
+pytestmark = pytest.mark.library
+
+Scenario = Callable[[str, int, Path], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def scenarios() -> Iterator[Scenario]:
+    with scenarios_of("tests.faults.going_on") as run:
+        yield run
+
+
+def told(
+    outcome: list[dict[str, Any]], folder: Path, died: tuple[int, ...] = ()
+) -> dict[int, dict[str, Any]]:
+    """Returns the notes of the ranks that have not died, whose programs have ended well."""
+    for rank, one in enumerate(outcome):
+        assert one["status"] == (-9 if rank in died else 0), (rank, one["stderr"])
+    alive = [rank for rank in range(len(outcome)) if rank not in died]
+    return {rank: json.loads((folder / f"said{rank}").read_text()) for rank in alive}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_rest_goes_on_after_a_death_in_a_call(
+    scenarios: Scenario, tmp_path: Path, size: int
+) -> None:
+    said = told(scenarios("one_dies", size, tmp_path), tmp_path, died=(0,))
+    for note in said.values():
+        assert note["size"] == size - 1
+        assert note["ranks"] == [*range(1, size)]
+        assert len(note["calls"]) == size - 1
+        assert note["interrupted"] in ("nowhere", "partly"), note
+        assert "is closed" in note["closed"]
+    assert len({str(note["calls"]) for note in said.values()}) == 1, "all know the same"
+
+
+def test_ranks_die_one_by_one(scenarios: Scenario, tmp_path: Path) -> None:
+    outcome = scenarios("two_die_one_by_one", 4, tmp_path)
+    for note in told(outcome, tmp_path, died=(0, 3)).values():
+        assert note == {"size": 2, "ranks": [1, 2], "calls": [1, 1], "interrupted": "no"}
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.003, 0.01, 0.03, 0.1])
+def test_a_second_death_meanwhile(
+    tmp_path: Path, delay: float
+) -> None:
+    with scenarios_of("tests.faults.going_on", RK_TEST_DELAY=str(delay)) as run:
+        outcome = run("one_dies_and_another_meanwhile", 4, tmp_path)
+    assert all(n == {"size": 2} for n in told(outcome, tmp_path, died=(0, 1)).values())
+
+
+def test_a_rank_that_was_stopped_is_told(scenarios: Scenario, tmp_path: Path) -> None:
+    said = told(scenarios("one_is_stopped", 3, tmp_path), tmp_path)
+    assert said[0]["ranks"] == said[2]["ranks"] == [0, 2]
+    assert said[1]["first"]["kind"] in ("CollectiveTimeoutError", "CommAbortedError")
+    assert said[1]["then"]["kind"] == "CommAbortedError"
+    assert "went on without rank 1, which did not come in time" in said[1]["then"]["text"]
+
+
+def test_a_rank_that_is_excluded(scenarios: Scenario, tmp_path: Path) -> None:
+    said = told(scenarios("one_is_excluded", 3, tmp_path), tmp_path)
+    for rank in (0, 2):
+        assert said[rank]["ranks"] == [0, 2]
+        assert said[rank]["interrupted"] == "no"
+        assert said[rank]["itself"]["kind"] == said[rank]["unknown"]["kind"] == "ValueError"
+        assert f"rank {rank} excludes itself" in said[rank]["itself"]["text"]
+        assert "the ranks are 0 to 2" in said[rank]["unknown"]["text"]
+    assert said[1]["first"]["kind"] == "PeerLostError"
+    assert "went on without rank 1, which they excluded" in said[1]["then"]["text"]
+
+
+def test_a_process_joins(scenarios: Scenario, tmp_path: Path) -> None:
+    for note in told(scenarios("one_joins", 4, tmp_path), tmp_path, died=(0,)).values():
+        first = note["first"]
+        assert (first["size"], first["ranks"]) == (4, [0, 1, 2, None])
+        assert (first["calls"], first["interrupted"]) == ([2, 2, 2, 0], "no")
+        assert note["ranks"] == [1, 2, 3]
+
+
+def test_a_process_replaces_one_that_died(scenarios: Scenario, tmp_path: Path) -> None:
+    outcome = scenarios("one_replaces_the_dead", 4, tmp_path)
+    for note in told(outcome, tmp_path, died=(1,)).values():
+        assert note["ranks"] == [0, 2, None]
+
+
+def test_a_process_that_joins_dies(scenarios: Scenario, tmp_path: Path) -> None:
+    outcome = scenarios("joiner_dies", 4, tmp_path)
+    for note in told(outcome, tmp_path, died=(3,)).values():
+        assert note["ranks"] == [0, 1, None]
+
+
+def test_nobody_takes_a_process_in() -> None:
+    with pytest.raises(RendezvousError, match="no communicator has taken this process in"):
+        ringkern.Communicator.join(dist.HashStore(), timeout=timedelta(milliseconds=50))
+
+
+def test_use_that_cannot_work() -> None:
+    one = ringkern.Communicator.from_store(dist.HashStore(), 0, 1)
+    with pytest.raises(ValueError, match="count is 0"):
+        one.grow(dist.HashStore(), 0)
+    same = one.shrink()  # also of a communicator that has made no call
+    assert (same.size, same.regrouped) == (1, _regrouped([0], [(0, 0)], 0))
+    with pytest.raises(CommUsageError, match="is closed"):
+        one.shrink()
+    same.close()
+    failed = ringkern.Communicator.from_store(dist.HashStore(), 0, 1)
+    failed.abort()
+    with pytest.raises(CommUsageError, match="were never connected"):
+        failed.shrink()
+
+
+def test_how_far_the_interrupted_call_came() -> None:
+    assert _regrouped([0, 2], [(5, 5), (5, 5)], 0).interrupted == "no"
+    assert _regrouped([0, 2], [(5, 5), (5, 6)], 0).interrupted == "nowhere"
+    partly = _regrouped([0, 2], [(6, 6), (5, 6)], 1)
+    assert (partly.interrupted, partly.ranks, partly.calls) == ("partly", (0, 2, None), (6, 5, 0))
+    assert [_name_after(n) for n in ("x", "x~2", "~9", "x~y")] == ["x~2", "x~3", "~9~2", "x~y~2"]
