@@ -348,7 +348,7 @@ class Communicator:
     ) -> Communicator:
         """Makes a communicator of the ranks that are left and of new processes, and closes this one.
 
-        Like :meth:`shrink`, and also after a failure; so one call can replace a rank that has died.
+        Like :meth:`shrink`, so one call can replace a rank that has died.
         The processes that join get the ranks after those that are left. If one of them dies
         meanwhile, the communicator is made without it: look at its :attr:`size`.
 

@@ -7,6 +7,7 @@ closes the new communicator.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import socket
@@ -76,10 +77,10 @@ class _Invitation:
 def _regrouped(members: Sequence[int], calls: Sequence[tuple[int, int]], joiners: int) -> Regrouped:
     completed = [done for done, _ in calls]
     begun = max(begun for _, begun in calls)
-    interrupted = "partly" if len(set(completed)) > 1 else "no" if begun == completed[0] else "nowhere"
-    return Regrouped(
-        (*members, *[None] * joiners), (*completed, *[0] * joiners), interrupted
+    interrupted = (
+        "partly" if len(set(completed)) > 1 else "no" if begun == completed[0] else "nowhere"
     )
+    return Regrouped((*members, *[None] * joiners), (*completed, *[0] * joiners), interrupted)
 
 
 class Joiners:
@@ -96,6 +97,7 @@ class Joiners:
         self._answered: set[int] = set()
 
     def key(self, what: str) -> str:
+        """Returns a key of this name in the store."""
         return f"ringkern/join/{self._name}/{what}"
 
     def waiting(self) -> dict[int, tuple[int, int]]:
@@ -134,6 +136,7 @@ class Joiners:
         return dict(itertools.islice(self.waiting().items(), self._count))
 
     def invite(self, place: int, invitation: _Invitation) -> None:
+        """Leaves an invitation for the process at this place."""
         number = self._store.add(self.key(f"invitations/{place}"), 1)
         self._store.set(self.key(f"invitation/{place}/{number}"), json.dumps(asdict(invitation)))
 
@@ -162,6 +165,7 @@ class Joiners:
         return found
 
     def has_formed(self, address: str) -> bool:
+        """Returns whether all ranks have joined the ring that meets at this address."""
         return bool(self._store.check([self.key(f"formed/{address}")]))
 
 
@@ -223,14 +227,14 @@ def _meet(
     known = Known(place.processes, seconds)
     new._open(store, place.rank, place.size, place.name, timeout, None, threads, known)
     new._regrouped = place.regrouped
+    ring = new._c
     try:
-        if new.hosts.count > 1:
-            raise CommUsageError("the ranks that go on must be on one host")
+        if not isinstance(ring, _C.Communicator):
+            raise CommUsageError("the ranks of the new communicator must be on one host")
         for device in place.devices:
-            on_cuda = torch.device(device).type == "cuda"
-            new._c.connect(f"cuda:{torch.cuda.current_device()}" if on_cuda else device)
+            ring.connect(f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device)
     except BaseException as error:
-        new._c.abort(f"rank {place.rank} could not join: {error}")
+        ring.abort(f"rank {place.rank} could not join: {error}")
         new.close()
         raise
     return new
@@ -254,7 +258,8 @@ def regroup(
         CommAbortedError, CommUsageError, RendezvousError, ValueError: see
             :meth:`ringkern.Communicator.shrink`.
     """
-    if not isinstance(old._c, _C.Communicator):
+    ring = old._c
+    if not isinstance(ring, _C.Communicator):
         raise CommUsageError(
             f"the communicator spans {old.hosts.count} hosts, and only ranks of one host can go on "
             "without others: make a new communicator over a new group"
@@ -266,39 +271,40 @@ def regroup(
     if old.rank in excluded:
         raise ValueError(f"rank {old.rank} excludes itself: an excluded rank makes no call")
     seconds = timeout_seconds(old._timeout if timeout is None else timeout)
-    if not old._c.devices and not old._c.failed:
-        old._c.connect("cpu")
+    if not ring.devices and not ring.failed:
+        ring.connect("cpu")
     if joiners is not None:
         joiners.wait(time.monotonic() + seconds)
+    served: dict[str, tuple[dist.TCPStore, dict[int, tuple[int, int]]]] = {}
+
+    def propose(_: list[int]) -> tuple[str, int]:
+        store, address = _serve()
+        chosen = joiners.chosen() if joiners else {}
+        served[address] = store, chosen
+        store.set("places", json.dumps(list(chosen)))
+        return address, len(chosen)
+
     for left in reversed(range(old.size + _MOST_ROUNDS_MORE)):
-        served: dict[str, tuple[dist.TCPStore, dict[int, tuple[int, int]]]] = {}
-
-        def propose(members: list[int]) -> tuple[str, int]:
-            store, address = _serve()
-            chosen = joiners.chosen() if joiners else {}
-            served[address] = store, chosen  # noqa: B023  called in this round only
-            store.set("places", json.dumps(list(chosen)))
-            return address, len(chosen)
-
-        round = old._c.gather(excluded, seconds, propose)
-        place = _place_in(old, round)
+        round = ring.gather(excluded, seconds, propose)
+        place = _place_in(ring, old, round)
         try:
             if round.address in served:
                 store, chosen = served[round.address]
                 place = replace(place, processes=(*place.processes, *chosen.values()))
+                kinds = tuple(device.partition(":")[0] for device in place.devices)
                 for rank, joiner in enumerate(chosen, len(round.members)):
                     assert joiners is not None
-                    joiners.invite(joiner, replace(place, rank=rank))
+                    joiners.invite(joiner, replace(place, rank=rank, devices=kinds))
             else:
                 store = _store_at(round.address, seconds)
             places = json.loads(store.get("places")) if joiners else []
             new = _meet(store, place, old._timeout, seconds, old._threads)
         except BaseException as error:
-            old._c.conclude(round, False, seconds)
+            ring.conclude(round, False, seconds)
             if left > 0 and isinstance(error, (PeerLostError, RendezvousError)):
                 continue
             raise
-        if old._c.conclude(round, True, seconds):
+        if ring.conclude(round, True, seconds):
             if joiners is not None:
                 joiners.welcome(places, round.address)
             old.close()
@@ -316,13 +322,13 @@ def _name_after(name: str) -> str:
     return f"{base}~{int(number) + 1}" if base and number.isdecimal() else f"{name}~2"
 
 
-def _place_in(old: Communicator, round: _C.Round) -> _Invitation:
+def _place_in(ring: _C.Communicator, old: Communicator, round: _C.Round) -> _Invitation:
     return _Invitation(
         round.members.index(old.rank),
         len(round.members) + round.joiners,
         _name_after(old._name),
         round.address,
-        tuple(old._c.devices),
+        tuple(ring.devices),
         tuple(round.processes),
         _regrouped(round.members, round.calls, round.joiners),
     )
@@ -336,26 +342,29 @@ def join(
     joiners = Joiners(store, name, 0)
     own = joiners.enter()
     for number in itertools.count(1):
-        invitation = _await(lambda: joiners.invitation(own, number), name, deadline)
+        invited = functools.partial(joiners.invitation, own, number)
+        invitation = _await(invited, name, deadline)
         left = max(deadline - time.monotonic(), 0.001)
         try:
             new = _meet(_store_at(invitation.address, left), invitation, timeout, left, threads)
         except (PeerLostError, RendezvousError):
             continue  # a rank has died meanwhile; those that are left invite again
-        # The ring stands on all ranks, or there will be another invitation.
-        _await(
-            lambda: joiners.has_formed(invitation.address)
-            or joiners.invitation(own, number + 1)
-            or new._c.failed
-            or None,
-            name,
-            deadline,
-        )
-        if joiners.has_formed(invitation.address):
+        formed = functools.partial(_has_formed, joiners, own, number, invitation, new)
+        if _await(formed, name, deadline):
             return new
         new._c.abort("the other ranks have begun again")
         new.close()
     raise AssertionError  # the loop has no end
+
+
+def _has_formed(
+    joiners: Joiners, own: int, number: int, invitation: _Invitation, new: Communicator
+) -> bool | None:
+    """Returns whether the new ring stands on all ranks; ``None``: not decided yet."""
+    if joiners.has_formed(invitation.address):
+        return True
+    assert isinstance(new._c, _C.Communicator)
+    return False if new._c.failed or joiners.invitation(own, number + 1) is not None else None
 
 
 def _await(found: Callable[[], _T | None], name: str, deadline: float) -> _T:

@@ -307,6 +307,7 @@ void Communicator::give_up(const Fault& why) {
 
 void Communicator::end_all(Fault why) {
   if (forked()) return;
+  ++aborts_;
   bool first;
   {
     std::lock_guard lock(state_);
@@ -340,6 +341,15 @@ Communicator::Ring& Communicator::first_ring() {
   return rings_.begin()->second;
 }
 
+std::function<void()> Communicator::look_for_abort() {
+  return [this, before = aborts_.load()] {
+    look_out();  // runs the handlers of signals, which may abort
+    if (aborts_ != before)
+      throw AbortedError("communicator '" + name_ + "' was aborted on " + names_.text(rank_) +
+                         " while its ranks agreed who goes on");
+  };
+}
+
 Regroup::Round Communicator::gather(const std::vector<int>& excluded, Milliseconds patience,
                                     const Regroup::Propose& propose) {
   check_open();
@@ -361,14 +371,14 @@ Regroup::Round Communicator::gather(const std::vector<int>& excluded, Millisecon
     mine.begun += ring.control->last_seq();
     mine.completed += open ? open->seq - 1 : ring.control->last_seq();
   }
-  return Regroup(*first.control).gather(excluded, mine, patience, propose);
+  return Regroup(*first.control, look_for_abort()).gather(excluded, mine, patience, propose);
 }
 
 bool Communicator::conclude(const Regroup::Round& round, bool joined, Milliseconds patience) {
   check_open();
   const auto turn = lock_and_look_out(turn_);
   check_open();
-  return Regroup(*first_ring().control).conclude(round, joined, patience);
+  return Regroup(*first_ring().control, look_for_abort()).conclude(round, joined, patience);
 }
 
 // ---- Connecting --------------------------------------------------------------------------------

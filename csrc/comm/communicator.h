@@ -152,6 +152,8 @@ class Communicator {
   Ring& ready_ring(const Device& device);
   Ring& ring_on(const Device& device);
   Ring& first_ring();
+  // Returns the function by which a local abort() ends the waits of Regroup.
+  std::function<void()> look_for_abort();
   Ring connect(Device& device);
   void dissolve(Ring& ring, Milliseconds patience) const;
   void poison(const Fault& why);       // the first reason stays
@@ -173,7 +175,8 @@ class Communicator {
   // The ring of the last collective, guarded by the turn.
   const Device* last_device_ = nullptr;
   Ring* last_ring_ = nullptr;
-  std::mutex state_;  // guards the members below; never held while a collective runs
+  std::atomic<int> aborts_{0};  // calls of abort() and give_up() on this rank
+  std::mutex state_;            // guards the members below; never held while a collective runs
   std::map<std::string, Ring> rings_;
   std::optional<Fault> poisoned_;  // why this communicator is unusable
   Clock::time_point poisoned_at_;

@@ -52,8 +52,8 @@ struct alignas(kCacheLine) RegroupPage {
   static constexpr size_t kMostAddress = 64;
 
   uint64_t state;  // on rank 0's page
-  // Of this rank: a bit for each rank that it excludes; its calls; 1 + the last round in which it
-  // arrived, which is written after these, and in which it joined the new ring.
+  // A bit for each rank that this one excludes; its calls; 1 + the last round in which it arrived,
+  // which is written after these, and in which it joined the new ring.
   uint64_t excluded[kWords];
   uint64_t completed, begun;
   uint64_t arrived, joined;

@@ -6,8 +6,6 @@
 #include <optional>
 #include <thread>
 
-#include "core/lookout.h"
-
 namespace ringkern {
 namespace {
 
@@ -39,19 +37,6 @@ std::string list_of(const std::vector<int>& ranks, const RankNames& names) {
     text += (i > 0 ? ", " : "") + std::to_string(names.number(ranks[i]));
   return ranks.empty() ? "no rank" : text;
 }
-
-// Sleeps between two looks, each time longer.
-class Pause {
- public:
-  void operator()() {
-    look_out();
-    std::this_thread::sleep_for(next_);
-    next_ = std::min(2 * next_, kLongestPause);
-  }
-
- private:
-  std::chrono::microseconds next_ = kFirstPause;
-};
 
 }  // namespace
 
@@ -99,6 +84,21 @@ Regroup::Arrivals Regroup::arrivals(uint64_t round) const {
     found.lowest = found.lowest && (r > control_.rank || !arrived || gone);
   }
   return found;
+}
+
+void Regroup::rest(std::chrono::microseconds& pause) {
+  try {
+    if (look_) look_();
+  } catch (...) {
+    store(page(control_.rank).arrived, uint64_t(0));
+    store(page(control_.rank).joined, uint64_t(0));
+    const State now = state();
+    if (now.stage == Stage::proposed && in_set(page(now.proposer).members, control_.rank))
+      change(now, {now.round + 1, Stage::gathering, 0});
+    throw;
+  }
+  std::this_thread::sleep_for(pause);
+  pause = std::min(2 * pause, kLongestPause);
 }
 
 void Regroup::propose(const State& now, const Propose& make) {
@@ -152,12 +152,12 @@ void Regroup::throw_left_out(const State& now) const {
   const Round round = proposed(now);
   const RankNames& names = control_.names;
   const bool asked = in_set(page(now.proposer).excluded, control_.rank);
-  throw AbortedError(list_of(round.members, names) + " of communicator '" + control_.name +
-                     "' went on without " + names.text(control_.rank) +
-                     (asked ? ", which they excluded"
-                            : ", which did not come in time: it was stopped or busy") +
-                     ". Close this communicator; the process can join them again, with "
-                     "ringkern.Communicator.join");
+  throw AbortedError(
+      list_of(round.members, names) + " of communicator '" + control_.name + "' went on without " +
+      names.text(control_.rank) +
+      (asked ? ", which they excluded" : ", which did not come in time: it was stopped or busy") +
+      ". Close this communicator; the process can join them again, with "
+      "ringkern.Communicator.join");
 }
 
 Regroup::Round Regroup::gather(const std::vector<int>& excluded, Calls mine, Milliseconds patience,
@@ -165,7 +165,7 @@ Regroup::Round Regroup::gather(const std::vector<int>& excluded, Calls mine, Mil
   std::optional<uint64_t> arrived_in;
   auto deadline = Clock::now() + patience;
   auto complete_at = Clock::time_point::max();
-  for (Pause pause;; pause()) {
+  for (auto pause = kFirstPause;; rest(pause)) {
     const State now = state();
     if (now.stage == Stage::formed) throw_left_out(now);
     const bool over = Clock::now() >= deadline;
@@ -208,7 +208,7 @@ bool Regroup::conclude(const Round& round, bool joined, Milliseconds patience) {
   }
   store(page(control_.rank).joined, round.number + 1);
   const auto deadline = Clock::now() + patience;
-  for (Pause pause; !is_over(now); pause(), now = state()) {
+  for (auto pause = kFirstPause; !is_over(now); rest(pause), now = state()) {
     bool all = true, lost = Clock::now() >= deadline;
     for (const int r : round.members) {
       const bool gone = is_gone(r);  // before the next line: a rank may join and end

@@ -18,6 +18,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/control.h"
@@ -40,12 +41,15 @@ class Regroup {
     uint64_t number = 0;
     std::vector<int> members;  // rising
     Proposal proposal;
-    // By member.
+    // These two are by member.
     std::vector<Process> processes{};
     std::vector<Calls> calls{};
   };
 
-  explicit Regroup(Control& control) : control_(control) {}
+  // `look`, if any, is called in every wait; an exception from it ends the wait, and this rank then
+  // no longer takes part.
+  explicit Regroup(Control& control, std::function<void()> look = nullptr)
+      : control_(control), look_(std::move(look)) {}
 
   // Returns the next round of which this rank is a member. `excluded`: ranks that must not go on,
   // the same on all others. Waits at most `patience` for the others in each round, and 1 s more for
@@ -81,12 +85,15 @@ class Regroup {
     bool complete = true, lowest = true;
   };
   Arrivals arrivals(uint64_t round) const;
+  // Sleeps between two looks at the pages, each time longer.
+  void rest(std::chrono::microseconds& pause);
   void propose(const State& now, const Propose& make);
   Round proposed(const State& now) const;
   void check_alike(const Round& round) const;
   [[noreturn]] void throw_left_out(const State& now) const;
 
   Control& control_;
+  const std::function<void()> look_;
 };
 
 }  // namespace ringkern

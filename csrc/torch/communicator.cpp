@@ -173,7 +173,8 @@ void bind_communicator(py::module_& m) {
       .def_property_readonly("processes",
                              [](const Regroup::Round& r) {
                                std::vector<std::pair<int64_t, uint64_t>> all;
-                               for (const Process& p : r.processes) all.emplace_back(p.pid, p.started);
+                               for (const Process& p : r.processes)
+                                 all.emplace_back(p.pid, p.started);
                                return all;
                              })
       .def_property_readonly("calls", [](const Regroup::Round& r) {

@@ -160,7 +160,7 @@ class Search:
         self._store, self._name, self._rank, self._size = store, name, rank, size
         self._timeout_s = timeout_s
         self._owed_since: float | None = None
-        # By rank, as far as this one can see them.
+        # The visible processes, by rank.
         self._processes = [(0, 0)] * size
         if known is not None:
             self._processes[: len(known.processes)] = known.processes

@@ -190,6 +190,21 @@ TEST_CASE("a member that never joins is waited for until the time is over") {
   CHECK(told[0].round.members.size() == 2 && !told[0].formed);
 }
 
+TEST_CASE("a rank whose look throws no longer takes part") {
+  Pages pages(3);
+  std::atomic<int> looks{0};
+  const auto told = on_threads(pages, {0, 1}, [&](Regroup& regroup, int r, Told& t) {
+    if (r == 1) return go_on({}, kShort)(regroup, r, t);
+    Regroup impatient(*pages.of[0], [&] {
+      if (++looks > 20) throw AbortedError("enough");
+    });
+    go_on()(impatient, r, t);
+  });
+  CHECK(told[0].kind == "aborted" && told[0].text == "enough");
+  CHECK(told[1].formed);
+  CHECK(told[1].round.members == std::vector<int>{1});
+}
+
 TEST_CASE("an error of the rank that proposes is its own; another rank proposes") {
   Pages pages(2);
   std::atomic<bool> thrown{false};

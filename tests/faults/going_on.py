@@ -31,9 +31,7 @@ def store_in(folder: Path, size: int) -> dist.Store:
     return dist.FileStore(f"{folder}/store", size)
 
 
-def begun(
-    rank: int, size: int, folder: Path, timeout: timedelta = NEVER
-) -> ringkern.Communicator:
+def begun(rank: int, size: int, folder: Path, timeout: timedelta = NEVER) -> ringkern.Communicator:
     """Returns a communicator whose ranks have told their pids, and have made one call."""
     leave_note(folder / f"pid{rank}", str(os.getpid()))
     made = ringkern.Communicator.from_store(store_in(folder, size), rank, size, timeout=timeout)
@@ -165,6 +163,24 @@ def one_is_excluded(rank: int, size: int, folder: Path) -> None:
     new.close()
 
 
+def interrupted(rank: int, size: int, folder: Path) -> None:
+    """Ctrl-C ends the wait of rank 0 for rank 1, which then goes on alone."""
+    communicator = begun(rank, size, folder)
+    if rank == 0:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            communicator.shrink()
+        except KeyboardInterrupt:
+            said(folder, rank, kind="KeyboardInterrupt")
+        leave_note(folder / "over", "")
+        communicator.close()
+        return
+    wait_for(folder / "over")
+    new = communicator.shrink()
+    said(folder, rank, **note_of(new))
+    new.close()
+
+
 def one_joins(rank: int, size: int, folder: Path) -> None:
     """The last process joins the others; then rank 0 dies, and the rest goes on."""
     store = store_in(folder, size)
@@ -206,10 +222,9 @@ def one_replaces_the_dead(rank: int, size: int, folder: Path) -> None:
 
 
 def joiner_dies(rank: int, size: int, folder: Path) -> None:
-    """Of two processes that come, one dies as it is invited."""
+    """Two processes come, and one dies as it is invited."""
     store = store_in(folder, size)
     if rank == size - 1:
-        meet = ringkern.regroup._meet
 
         def die(*_: Any) -> ringkern.Communicator:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -217,7 +232,6 @@ def joiner_dies(rank: int, size: int, folder: Path) -> None:
 
         ringkern.regroup._meet = die
         ringkern.Communicator.join(store, timeout=timedelta(seconds=60))
-        del meet
     if rank == size - 2:
         new = ringkern.Communicator.join(store, timeout=timedelta(seconds=60))
     else:

@@ -58,9 +58,7 @@ def test_ranks_die_one_by_one(scenarios: Scenario, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.003, 0.01, 0.03, 0.1])
-def test_a_second_death_meanwhile(
-    tmp_path: Path, delay: float
-) -> None:
+def test_a_second_death_meanwhile(tmp_path: Path, delay: float) -> None:
     with scenarios_of("tests.faults.going_on", RK_TEST_DELAY=str(delay)) as run:
         outcome = run("one_dies_and_another_meanwhile", 4, tmp_path)
     assert all(n == {"size": 2} for n in told(outcome, tmp_path, died=(0, 1)).values())
@@ -84,6 +82,12 @@ def test_a_rank_that_is_excluded(scenarios: Scenario, tmp_path: Path) -> None:
         assert "the ranks are 0 to 2" in said[rank]["unknown"]["text"]
     assert said[1]["first"]["kind"] == "PeerLostError"
     assert "went on without rank 1, which they excluded" in said[1]["then"]["text"]
+
+
+def test_a_signal_ends_the_wait_for_the_others(scenarios: Scenario, tmp_path: Path) -> None:
+    said = told(scenarios("interrupted", 2, tmp_path), tmp_path)
+    assert said[0] == {"kind": "KeyboardInterrupt"}
+    assert said[1]["ranks"] == [1]
 
 
 def test_a_process_joins(scenarios: Scenario, tmp_path: Path) -> None:
