@@ -132,11 +132,15 @@ class Communicator:
             RendezvousError: nobody took this process in within the timeout.
             ValueError: see :class:`Communicator`.
         """
-        return regroup.join(store, name, timeout, threads)
+        return regroup.join(cls, store, name, timeout, threads)
 
     @staticmethod
     def waiting(store: dist.Store, *, name: str = "ringkern") -> int:
-        """Returns how many processes wait on this host in :meth:`join`, without waiting."""
+        """Returns how many processes wait on this host in :meth:`join`, without waiting.
+
+        Args:
+            store, name: those that the processes gave.
+        """
         return len(regroup.Joiners(store, name, 0).waiting())
 
     def _open(
@@ -346,7 +350,7 @@ class Communicator:
         exclude: Sequence[int] = (),
         timeout: timedelta | None = None,
     ) -> Communicator:
-        """Makes a communicator of the ranks that are left and of new processes, and closes this one.
+        """Makes a communicator of the ranks that are left and new ones, and closes this one.
 
         Like :meth:`shrink`, so one call can replace a rank that has died.
         The processes that join get the ranks after those that are left. If one of them dies

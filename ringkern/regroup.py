@@ -214,6 +214,7 @@ def _store_at(address: str, seconds: float) -> dist.TCPStore:
 
 
 def _meet(
+    kind: type[Communicator],
     store: dist.Store,
     place: _Invitation,
     timeout: timedelta | None,
@@ -221,9 +222,7 @@ def _meet(
     threads: int | None,
 ) -> Communicator:
     """Returns the new communicator, connected. Waits at most ``seconds`` for the others."""
-    from .comm import Communicator
-
-    new = Communicator.__new__(Communicator)
+    new = kind.__new__(kind)
     known = Known(place.processes, seconds)
     new._open(store, place.rank, place.size, place.name, timeout, None, threads, known)
     new._regrouped = place.regrouped
@@ -298,7 +297,7 @@ def regroup(
             else:
                 store = _store_at(round.address, seconds)
             places = json.loads(store.get("places")) if joiners else []
-            new = _meet(store, place, old._timeout, seconds, old._threads)
+            new = _meet(type(old), store, place, old._timeout, seconds, old._threads)
         except BaseException as error:
             ring.conclude(round, False, seconds)
             if left > 0 and isinstance(error, (PeerLostError, RendezvousError)):
@@ -335,7 +334,11 @@ def _place_in(ring: _C.Communicator, old: Communicator, round: _C.Round) -> _Inv
 
 
 def join(
-    store: dist.Store, name: str, timeout: timedelta | None, threads: int | None
+    kind: type[Communicator],
+    store: dist.Store,
+    name: str,
+    timeout: timedelta | None,
+    threads: int | None,
 ) -> Communicator:
     """Waits to be taken into a communicator; see :meth:`ringkern.Communicator.join`."""
     deadline = time.monotonic() + timeout_seconds(timeout)
@@ -346,7 +349,8 @@ def join(
         invitation = _await(invited, name, deadline)
         left = max(deadline - time.monotonic(), 0.001)
         try:
-            new = _meet(_store_at(invitation.address, left), invitation, timeout, left, threads)
+            meeting = _store_at(invitation.address, left)
+            new = _meet(kind, meeting, invitation, timeout, left, threads)
         except (PeerLostError, RendezvousError):
             continue  # a rank has died meanwhile; those that are left invite again
         formed = functools.partial(_has_formed, joiners, own, number, invitation, new)

@@ -330,8 +330,8 @@ std::vector<std::string> Communicator::devices() {
   return names;
 }
 
-// Returns the ring whose pages the ranks agree over. Either all ranks have connected on a device, or
-// none has.
+// Returns the ring whose pages the ranks agree over. Either all ranks have connected on a device,
+// or none has.
 Communicator::Ring& Communicator::first_ring() {
   std::lock_guard lock(state_);
   if (rings_.empty())

@@ -2,8 +2,8 @@
 // ranks. They use the control pages that they have mapped already, so they need neither a store nor
 // any particular rank.
 //
-// STATE      one word on rank 0's page, which outlives that rank: the round, its stage, and the rank
-//            that proposes. It changes only by compare-and-swap, so all ranks see one history.
+// STATE      one word on rank 0's page, which outlives that rank: the round, its stage, and the
+//            rank that proposes. It changes only by compare-and-swap, so all ranks see one history.
 //
 //              gathering --> proposed --> formed
 //                  ^             |
