@@ -205,6 +205,70 @@ TEST_CASE("a rank whose look throws no longer takes part") {
   CHECK(told[1].round.members == std::vector<int>{1});
 }
 
+TEST_CASE("a member that cannot join, and stays, ends the round at once") {
+  Pages pages(2);
+  const auto told = on_threads(pages, {0, 1}, [](Regroup& regroup, int r, Told& t) {
+    t.round = regroup.gather({}, {}, kLong, named_after(r));
+    if (t.round.number == 0) regroup.conclude(t.round, r == 0, kLong);
+    else t.formed = regroup.conclude(t.round, true, kLong);
+    if (!t.formed) go_on()(regroup, r, t);
+  });
+  for (const Told& t : told) CHECK(t.formed && t.round.number == 1);
+}
+
+TEST_CASE("an excluded rank that comes all the same is no member") {
+  Pages pages(3);
+  const auto told = on_threads(pages, {0, 1, 2}, [](Regroup& regroup, int r, Told& t) {
+    if (r == 2) return go_on()(regroup, r, t);
+    std::this_thread::sleep_for(Milliseconds(50));
+    go_on({2})(regroup, r, t);
+  });
+  CHECK(told[0].round.members == std::vector<int>({0, 1}));
+  CHECK(told[0].formed && told[1].formed && told[2].kind == "aborted");
+}
+
+TEST_CASE("another rank proposes if the lowest takes too long") {
+  Pages pages(2);
+  const auto told = on_threads(pages, {0, 1}, [](Regroup& regroup, int r, Told& t) {
+    t.round = regroup.gather({}, {}, kLong, [r](const auto&) -> Regroup::Proposal {
+      if (r == 0) std::this_thread::sleep_for(Milliseconds(2500));
+      return {"by " + std::to_string(r), 0};
+    });
+    t.formed = regroup.conclude(t.round, true, kLong);
+  });
+  for (const Told& t : told) CHECK(t.formed && t.round.proposal.address == "by 1");
+}
+
+TEST_CASE("a rank that comes while the others join waits for the outcome") {
+  Pages pages(3);
+  const auto told = on_threads(pages, {0, 1, 2}, [](Regroup& regroup, int r, Told& t) {
+    if (r == 2) {
+      std::this_thread::sleep_for(Milliseconds(450));
+      return go_on()(regroup, r, t);
+    }
+    t.round = regroup.gather({}, {}, kShort, named_after(r));
+    std::this_thread::sleep_for(Milliseconds(400));
+    t.formed = regroup.conclude(t.round, true, kLong);
+  });
+  CHECK(told[0].formed && told[1].formed && told[2].kind == "aborted");
+}
+
+TEST_CASE("a member whose look throws ends the round") {
+  Pages pages(2);
+  const auto start = Clock::now();
+  const auto told = on_threads(pages, {0, 1}, [&](Regroup& regroup, int r, Told& t) {
+    t.round = regroup.gather({}, {}, kLong, named_after(r));
+    if (r == 0)
+      Regroup(*pages.of[0], [] { throw AbortedError("enough"); }).conclude(t.round, true, kLong);
+    std::this_thread::sleep_for(Milliseconds(100));
+    t.formed = regroup.conclude(t.round, true, kLong);
+    if (!t.formed) go_on({}, kShort)(regroup, r, t);
+  });
+  CHECK(told[0].kind == "aborted");
+  CHECK(told[1].formed && told[1].round.members == std::vector<int>{1});
+  CHECK(Clock::now() - start < kLong);  // rank 1 did not wait for rank 0
+}
+
 TEST_CASE("an error of the rank that proposes is its own; another rank proposes") {
   Pages pages(2);
   std::atomic<bool> thrown{false};
