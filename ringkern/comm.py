@@ -115,8 +115,8 @@ class Communicator:
     ) -> Communicator:
         """Waits until the ranks of a communicator on this host take this process in.
 
-        They call :meth:`grow` with the same store and name. This process gets a rank after theirs.
-        It has none of their state: a :meth:`broadcast` from one of them brings it.
+        They call :meth:`grow` with the same store and name. This process gets a rank after theirs,
+        and none of their state.
 
         Args:
             store: a torch.distributed store that both sides share; its process must outlive them.
