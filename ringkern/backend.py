@@ -95,7 +95,6 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
     if hosts.count > 1:
         recorder.remember_hosts(name, hosts)
         joined = over_hosts(asked.inter_host, options.store, name, rank, seconds, hosts)
-    in_a_ring = len(hosts.ranks_on(hosts.host_of[rank]))
     return _C.make_backend(
         options.store,
         name,
@@ -104,7 +103,7 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
         ranks,
         seconds,
         *way_asked("auto", "auto", "auto", "auto"),
-        {device: tables.table(device, in_a_ring) for device in tables.DEVICES},
+        tables.tables_of(hosts, rank),
         roster,
         ring_order.orders,
         on_fault=config.on_fault if asked.on_fault is None else asked.on_fault,

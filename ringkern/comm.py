@@ -145,7 +145,7 @@ class Communicator:
 
     def _open(
         self,
-        store: dist.Store,
+        store: dist.Store | _C.PageStore,
         rank: int,
         size: int,
         name: str,
@@ -162,6 +162,7 @@ class Communicator:
         self._name, self._timeout, self._threads = name, timeout, threads
         self._c: _C.Communicator | _C.HostsCommunicator
         if hosts.count > 1:
+            assert isinstance(store, dist.Store)  # pages are on one host
             recorder.remember_hosts(name, hosts)
             joined = over_hosts(inter_host, store, name, rank, seconds, hosts)
             self._c = _C.HostsCommunicator(store, name, rank, timeout_s=seconds, **joined)
@@ -171,9 +172,9 @@ class Communicator:
         self._c.set_threads(hosts.threads_of(rank))
         self._c.set_roster(roster)
         self._c.set_orders(ring_order.orders)
-        in_a_ring = len(hosts.ranks_on(hosts.host_of[rank]))
-        for device in tables.DEVICES:
-            self._c.set_table(device, tables.table(device, in_a_ring))
+        self._own_tables = tables.tables_of(hosts, rank)
+        for device, lists in self._own_tables.items():
+            self._c.set_table(device, lists)
         self._hosts, self._inter_host = hosts, inter_host
         open_rings.add(self)
         news.start()
@@ -287,7 +288,10 @@ class Communicator:
 
         hosts = self._hosts
         ranks = len(hosts.ranks_on(hosts.host_of[self.rank]))
-        lists, own = self._c.table(device), tables.table(device, ranks)
+        own = tables.table(device, ranks)
+        if device not in self._own_tables:
+            self._c.set_table(device, own)  # counts until the ranks are connected
+        lists = self._c.table(device)
         asked: dict[str, Any] = {
             "dtype": dtype,
             "collective": collective,

@@ -1,8 +1,7 @@
 """New communicators from old ones: without ranks that have died, and with processes that join.
 
-The ranks that go on agree over the memory that they share (``csrc/comm/regroup.h``). They then meet
-in a store that one of them serves for this purpose, on this host only, and that it keeps until it
-closes the new communicator.
+The ranks that go on agree over the memory that they share (``csrc/comm/regroup.h``), and meet there,
+too. With processes that join, they meet in the store in which these wait.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +21,7 @@ import torch.distributed as dist
 from . import _C, decode
 from .config import config, timeout_seconds
 from .decode import Within
-from .errors import CommUsageError, PeerLostError, RendezvousError
+from .errors import CommAbortedError, CommUsageError, PeerLostError, RendezvousError
 from .hosts import Known
 from .hosts.peer import Number, Peer, Text, this_peer
 
@@ -34,10 +32,9 @@ if TYPE_CHECKING:
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.01
 # A round fails when a member dies, or cannot join; the cause could be permanent.
 _MOST_ROUNDS_MORE = 3
-
-# How long a process of this host may take to accept a connection.
-_ANSWERS_S = 2.0
-_LOOPBACK = "127.0.0.1"
+# The errors of a meeting after which the next round begins. Only a member that could not join aborts
+# the new ring, in which others may still connect.
+_AGAIN = (CommAbortedError, PeerLostError, RendezvousError)
 
 _T = TypeVar("_T")
 _Rank = Annotated[int, Within(0, _C.most_ranks - 1)]
@@ -135,6 +132,14 @@ class Joiners:
         """Returns those of :meth:`waiting` that may join, the first to come."""
         return dict(itertools.islice(self.waiting().items(), self._count))
 
+    def new_address(self) -> str:
+        """Returns a name for a meeting that no other has."""
+        return str(self._store.add(self.key("meetings"), 1))
+
+    def meeting(self, address: str) -> dist.Store:
+        """Returns the part of the store in which the ranks meet that go on."""
+        return dist.PrefixStore(self.key(f"meeting/{address}"), self._store)
+
     def invite(self, place: int, invitation: _Invitation) -> None:
         """Leaves an invitation for the process at this place."""
         number = self._store.add(self.key(f"invitations/{place}"), 1)
@@ -182,40 +187,9 @@ def _pauses() -> itertools.chain[float]:
     return itertools.chain(growing, itertools.repeat(_LONGEST_PAUSE_S))
 
 
-def _serve() -> tuple[dist.TCPStore, str]:
-    """Returns a new store for this host alone, and its address."""
-    # A TCPStore that makes its own socket listens on every network of the machine.
-    listening = socket.socket()
-    listening.bind((_LOOPBACK, 0))
-    listening.listen(_C.most_ranks)
-    port = listening.getsockname()[1]
-    store = dist.TCPStore(
-        _LOOPBACK,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listening.detach(),
-    )
-    return store, str(port)
-
-
-def _store_at(address: str, seconds: float) -> dist.TCPStore:
-    try:
-        # Fails at once if the process has ended. A TCPStore would try again until its timeout.
-        socket.create_connection((_LOOPBACK, int(address)), _ANSWERS_S).close()
-        limit = timedelta(seconds=_ANSWERS_S)
-        store = dist.TCPStore(_LOOPBACK, int(address), is_master=False, timeout=limit)
-        store.set_timeout(timedelta(seconds=min(seconds, 1e6)))
-        return store
-    except (OSError, RuntimeError) as error:
-        raise RendezvousError(
-            f"the rank that keeps the store of the new communicator does not answer: {error}"
-        ) from error
-
-
 def _meet(
     kind: type[Communicator],
-    store: dist.Store,
+    store: dist.Store | _C.PageStore,
     place: _Invitation,
     timeout: timedelta | None,
     seconds: float,
@@ -274,33 +248,35 @@ def regroup(
         ring.connect("cpu")
     if joiners is not None:
         joiners.wait(time.monotonic() + seconds)
-    served: dict[str, tuple[dist.TCPStore, dict[int, tuple[int, int]]]] = {}
+    chosen: dict[str, dict[int, tuple[int, int]]] = {}
 
     def propose(_: list[int]) -> tuple[str, int]:
-        store, address = _serve()
-        chosen = joiners.chosen() if joiners else {}
-        served[address] = store, chosen
-        store.set("places", json.dumps(list(chosen)))
-        return address, len(chosen)
+        if joiners is None or not (found := joiners.chosen()):
+            return "", 0
+        address = joiners.new_address()
+        chosen[address] = found
+        joiners.meeting(address).set("places", json.dumps(list(found)))
+        return address, len(found)
 
     for left in reversed(range(old.size + _MOST_ROUNDS_MORE)):
         round = ring.gather(excluded, seconds, propose)
         place = _place_in(ring, old, round)
+        places: list[int] = []
         try:
-            if round.address in served:
-                store, chosen = served[round.address]
-                place = replace(place, processes=(*place.processes, *chosen.values()))
-                kinds = tuple(device.partition(":")[0] for device in place.devices)
-                for rank, joiner in enumerate(chosen, len(round.members)):
-                    assert joiners is not None
-                    joiners.invite(joiner, replace(place, rank=rank, devices=kinds))
+            if joiners is None or round.joiners == 0:
+                store: dist.Store | _C.PageStore = ring.meeting_of(round)
             else:
-                store = _store_at(round.address, seconds)
-            places = json.loads(store.get("places")) if joiners else []
+                store = joiners.meeting(round.address)
+                places = json.loads(store.get("places"))
+                invited = chosen.get(round.address, {})
+                place = replace(place, processes=(*place.processes, *invited.values()))
+                kinds = tuple(device.partition(":")[0] for device in place.devices)
+                for rank, joiner in enumerate(invited, len(round.members)):
+                    joiners.invite(joiner, replace(place, rank=rank, devices=kinds))
             new = _meet(type(old), store, place, old._timeout, seconds, old._threads)
         except BaseException as error:
             ring.conclude(round, False, seconds)
-            if left > 0 and isinstance(error, (PeerLostError, RendezvousError)):
+            if left > 0 and isinstance(error, _AGAIN):
                 continue
             raise
         if ring.conclude(round, True, seconds):
@@ -349,9 +325,9 @@ def join(
         invitation = _await(invited, name, deadline)
         left = max(deadline - time.monotonic(), 0.001)
         try:
-            meeting = _store_at(invitation.address, left)
+            meeting = joiners.meeting(invitation.address)
             new = _meet(kind, meeting, invitation, timeout, left, threads)
-        except (PeerLostError, RendezvousError):
+        except _AGAIN:
             continue  # a rank has died meanwhile; those that are left invite again
         formed = functools.partial(_has_formed, joiners, own, number, invitation, new)
         if _await(formed, name, deadline):

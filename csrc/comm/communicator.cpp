@@ -381,6 +381,11 @@ bool Communicator::conclude(const Regroup::Round& round, bool joined, Millisecon
   return Regroup(*first_ring().control, look_for_abort()).conclude(round, joined, patience);
 }
 
+std::shared_ptr<PageStore> Communicator::meeting_of(const Regroup::Round& round) {
+  check_open();
+  return std::make_shared<PageStore>(first_ring().control, round);
+}
+
 // ---- Connecting --------------------------------------------------------------------------------
 
 namespace {
@@ -579,7 +584,7 @@ Communicator::Ring Communicator::connect(Device& device) {
   std::string key;
   const Place place{rank_, ranks_, (rank_ + 1) % ranks_, (rank_ + ranks_ - 1) % ranks_, names_};
   const auto offer = [&] {
-    ring.control = std::make_unique<Control>(rank_, ranks_, name_, names_);
+    ring.control = std::make_shared<Control>(rank_, ranks_, name_, names_);
     ring.transport = device.make_transport();
     ring.transport->call_ranks(names_);
     segments.mine = ring.transport->mine();
@@ -625,7 +630,7 @@ Communicator::Ring Communicator::connect(Device& device) {
     roster = std::exchange(roster_, {});
   }
   if (ranks_ == 1) {
-    ring.control = std::make_unique<Control>(rank_, ranks_, name_, names_);
+    ring.control = std::make_shared<Control>(rank_, ranks_, name_, names_);
     equip();
     return ring;
   }
@@ -686,6 +691,7 @@ void Communicator::close(Milliseconds patience) {
     rings.swap(rings_);
   }
   roster_.depart(*store_, rank_);  // without effect after connect(), which takes the roster
+  store_.reset();
   for (auto& [name, ring] : rings) dissolve(ring, patience);
 }
 

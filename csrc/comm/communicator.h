@@ -14,6 +14,7 @@
 #include "comm/agreement.h"
 #include "comm/enqueued.h"
 #include "comm/interfaces.h"
+#include "comm/page_store.h"
 #include "comm/regroup.h"
 #include "comm/rendezvous.h"
 #include "comm/watch.h"
@@ -88,6 +89,8 @@ class Communicator {
   Regroup::Round gather(const std::vector<int>& excluded, Milliseconds patience,
                         const Regroup::Propose& propose);
   bool conclude(const Regroup::Round& round, bool joined, Milliseconds patience);
+  // Returns the store in which the members of a round meet.
+  std::shared_ptr<PageStore> meeting_of(const Regroup::Round& round);
   // Takes over the records of the ranks; before the first call.
   void set_roster(Roster roster);
   // Returns the calls enqueued on this device; null before the first call, and on a CPU. While
@@ -130,7 +133,7 @@ class Communicator {
   // One device's ring. Members are destroyed last to first: earlier ones must outlive later ones.
   struct Ring {
     Neighbours neighbours;
-    std::unique_ptr<Control> control;
+    std::shared_ptr<Control> control;
     std::unique_ptr<Transport> transport;
     std::unique_ptr<Executor> executor;
     std::shared_ptr<EnqueuedCalls> enqueued;  // null if the executor does not enqueue
@@ -162,7 +165,7 @@ class Communicator {
   void tell(const Fault& why) const;
   bool forked() const;
 
-  const std::shared_ptr<Store> store_;
+  std::shared_ptr<Store> store_;  // null after close()
   const std::string name_;
   const int rank_, ranks_;
   const Milliseconds timeout_;

@@ -24,6 +24,9 @@ void store(T& word, T value, std::memory_order order = std::memory_order_relaxed
   std::atomic_ref(word).store(value, order);
 }
 
+// Each rank adds to about four counters in a round, and each death can begin another one.
+int64_t counters_among(int ranks) { return std::max(1024, 64 * ranks); }
+
 template <size_t N>
 void write_text(char (&to)[N], const std::string& text) {
   std::memcpy(to, text.data(), std::min(text.size(), N - 1));
@@ -63,9 +66,9 @@ Control::Control(int my_rank, int of_ranks, std::string its_name, RankNames thei
   if (ranks == 1) {
     mine = alone_ = new Page{};
   } else {
-    file_.emplace(int64_t(sizeof(Page)));
+    file_.emplace(bytes());
     file_->allocate(0, sizeof(Page));
-    mine = static_cast<Page*>(mappings_.map(file_->fd(), 0, sizeof(Page)));
+    mine = static_cast<Page*>(mappings_.map(file_->fd(), 0, bytes()));
   }
   mine->process = this_process();
   mine->pid_namespace = ringkern::pid_namespace();
@@ -77,10 +80,15 @@ Control::Control(int my_rank, int of_ranks, std::string its_name, RankNames thei
 
 Control::~Control() { delete alone_; }
 
+int64_t Control::bytes() const {
+  return int64_t(sizeof(Page) + sizeof(RegroupNotes)) +
+         counters_among(ranks) * int64_t(sizeof(RegroupCounter));
+}
+
 void Control::map(int peer, int fd) {
-  check_memory_of(peer, fd, sizeof(Page), names);
+  check_memory_of(peer, fd, bytes(), names);
   pages_[size_t(peer)] = static_cast<Page*>(
-      mappings_.map(fd, 0, sizeof(Page), "mmap of the control page of " + names.text(peer)));
+      mappings_.map(fd, 0, bytes(), "mmap of the control page of " + names.text(peer)));
   if (peer == 0) first_to_fail_ = &pages_[0]->first_to_fail;
 }
 
@@ -145,6 +153,16 @@ Process Control::process_of(int of) const {
 }
 
 RegroupPage& Control::regrouping(int of) const { return pages_[size_t(of)]->regrouping; }
+
+void Control::allocate_notes() {
+  if (file_) file_->allocate(sizeof(Page), bytes() - int64_t(sizeof(Page)));
+}
+RegroupNotes& Control::notes_of(int of) const {
+  return *reinterpret_cast<RegroupNotes*>(pages_[size_t(of)] + 1);
+}
+std::span<RegroupCounter> Control::counters_of(int of) const {
+  return {reinterpret_cast<RegroupCounter*>(&notes_of(of) + 1), size_t(counters_among(ranks))};
+}
 
 void Control::show_mapped(uint32_t of) {
   store(pages_[size_t(rank)]->mapped, kShown | of, std::memory_order_release);

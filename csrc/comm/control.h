@@ -11,6 +11,7 @@
 #include <atomic>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,21 @@ struct alignas(kCacheLine) RegroupPage {
   uint64_t members[kWords];
   int64_t joiners;
   char address[kMostAddress];
+};
+
+// The keys of a PageStore, behind the page of a rank; allocated only when ranks agree who goes on.
+struct RegroupNotes {
+  static constexpr size_t kWords = 8190;
+
+  uint64_t round;  // 1 + the round of these values; 0: none
+  uint64_t used;   // words
+  // For each key: the sizes of key and value, in the upper and the lower half; both, padded.
+  uint64_t words[kWords];
+};
+// An entry of a hash table behind the notes, on the page of the rank that proposed a round. It is
+// never used again: a rank that comes late may still add to it.
+struct RegroupCounter {
+  uint64_t key, sum;
 };
 
 class Control {
@@ -138,6 +154,11 @@ class Control {
   int64_t pid_of(int rank) const { return process_of(rank).pid; }
   // Returns the part of a rank's page; only comm/regroup.cpp writes to it.
   RegroupPage& regrouping(int rank) const;
+  // Of rings of several ranks; only comm/page_store.cpp uses them. Each rank allocates its own
+  // before it tells the others that it has arrived, and throws SharedMemoryError if it cannot.
+  void allocate_notes();
+  RegroupNotes& notes_of(int rank) const;
+  std::span<RegroupCounter> counters_of(int rank) const;
   // show_mapped() publishes the ranks whose own memory this rank has mapped, one bit each.
   // mapped_by() returns this set of another rank; nothing until it is published.
   void show_mapped(uint32_t ranks);
@@ -170,6 +191,8 @@ class Control {
 
  private:
   struct Page;
+
+  int64_t bytes() const;
 
   std::optional<MemoryFile> file_;
   Mappings mappings_;

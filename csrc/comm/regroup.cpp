@@ -118,8 +118,8 @@ void Regroup::propose(const State& now, const Propose& make) {
 }
 
 Regroup::Round Regroup::proposed(const State& now) const {
-  const RegroupPage& its = page(std::min(now.proposer, control_.ranks - 1));
-  Round round{now.round, {}, {}};
+  Round round{now.round, std::min(now.proposer, control_.ranks - 1)};
+  const RegroupPage& its = page(round.proposer);
   for (int r = 0; r < control_.ranks; ++r)
     if (in_set(its.members, r)) {
       round.members.push_back(r);
@@ -162,6 +162,7 @@ void Regroup::throw_left_out(const State& now) const {
 
 Regroup::Round Regroup::gather(const std::vector<int>& excluded, Calls mine, Milliseconds patience,
                                const Propose& make) {
+  control_.allocate_notes();
   std::optional<uint64_t> arrived_in;
   auto deadline = Clock::now() + patience;
   auto complete_at = Clock::time_point::max();
@@ -194,6 +195,21 @@ Regroup::Round Regroup::gather(const std::vector<int>& excluded, Calls mine, Mil
     complete_at = std::min(complete_at, Clock::now());
     if (found.lowest || Clock::now() - complete_at > kProposalComes) propose(now, make);
   }
+}
+
+void Regroup::check(const Round& round, bool closer) {
+  const State now = state();
+  if (now.round == round.number && (now.stage == Stage::formed || !closer)) return;
+  const RankNames& names = control_.names;
+  if (now.round == round.number) {
+    const auto lost = std::ranges::find_if(
+        round.members, [&](int r) { return is_gone(r) && !has_joined(r, round.number); });
+    if (lost == round.members.end()) return;
+    change(now, {now.round + 1, Stage::gathering, 0});
+    throw PeerLostError(names.text(*lost) + " is gone, too", {names.number(*lost)});
+  }
+  throw RendezvousError(list_of(round.members, names) + " of communicator '" + control_.name +
+                        "' begin again: one of them is gone, or could not join");
 }
 
 bool Regroup::conclude(const Round& round, bool joined, Milliseconds patience) {

@@ -11,8 +11,8 @@
 //
 // GATHERING  each rank publishes that it has arrived. The lowest rank that has arrived proposes the
 //            members, once every rank has arrived or is gone, or when its time is over.
-// PROPOSED   the members make the new ring, through the address in the proposal, and publish that
-//            they have joined. The first to see that all have joined sets the stage to formed.
+// PROPOSED   the members make the new ring, through a store in their pages (comm/page_store.h) or
+//            the address in the proposal, and publish that they have joined. The first to see that all have joined sets the stage to formed.
 // FORMED     final. A rank that is not a member gets an error, whatever it was doing meanwhile.
 #pragma once
 
@@ -33,14 +33,16 @@ class Regroup {
     uint64_t completed = 0, begun = 0;
   };
   struct Proposal {
-    std::string address;  // where the members meet; at most RegroupPage::kMostAddress bytes
-    int joiners = 0;      // new ranks, after the members
+    // Where the members meet the new ranks; at most RegroupPage::kMostAddress bytes.
+    std::string address{};
+    int joiners = 0;  // new ranks, after the members
   };
   using Propose = std::function<Proposal(const std::vector<int>& members)>;
   struct Round {
     uint64_t number = 0;
-    std::vector<int> members;  // rising
-    Proposal proposal;
+    int proposer = 0;
+    std::vector<int> members{};  // rising
+    Proposal proposal{};
     // These two are by member.
     std::vector<Process> processes{};
     std::vector<Calls> calls{};
@@ -61,6 +63,9 @@ class Regroup {
   // Tells the others whether this rank has joined the new ring, and returns whether all have: the
   // ring of this round then stands on all members. If false, gather() returns the next round.
   bool conclude(const Round& round, bool joined, Milliseconds patience);
+  // Throws PeerLostError once a member is gone that has not joined, and RendezvousError if the round
+  // is over. `closer`: also look for a member that is gone, which ends the round for all.
+  void check(const Round& round, bool closer);
 
  private:
   enum class Stage : uint64_t { gathering, proposed, formed };

@@ -27,6 +27,11 @@ ShmTransport::ShmTransport(int64_t bytes, std::shared_ptr<Arenas> arenas)
   }
 }
 
+ShmTransport::~ShmTransport() {
+  // The device, which owns the arenas, lives as long as the communicator's object.
+  if (arenas_ != nullptr) arenas_->of.clear();
+}
+
 Offer ShmTransport::offer() {
   Offer offer{"", {file_.fd()}};
   if (arenas_ != nullptr && arenas_->mine != nullptr) offer.fds.push_back(arenas_->mine->fd());

@@ -16,6 +16,8 @@ class ShmTransport final : public Transport {
  public:
   // `arenas`, if any, gets the arena of each rank. Throws SharedMemoryError.
   explicit ShmTransport(int64_t bytes, std::shared_ptr<Arenas> arenas = nullptr);
+  // Forgets the others' arenas.
+  ~ShmTransport() override;
 
   void* mine() override { return mine_; }
   Offer offer() override;

@@ -51,9 +51,9 @@ HostsCommunicator::~HostsCommunicator() {
 std::unique_ptr<TorchCommunicator> HostsCommunicator::inner_over(
     const c10::intrusive_ptr<c10d::Store>& store, double timeout_s) const {
   const std::string name = name_ + "/host " + std::to_string(hosts_.host());
-  return std::make_unique<TorchCommunicator>(store, name, hosts_.local(),
-                                             int(hosts_.ranks_on(hosts_.host()).size()), timeout_s,
-                                             hosts_.ranks_on(hosts_.host()));
+  return std::make_unique<TorchCommunicator>(
+      std::make_shared<C10dStore>(store), name, hosts_.local(),
+      int(hosts_.ranks_on(hosts_.host()).size()), timeout_s, hosts_.ranks_on(hosts_.host()));
 }
 
 std::string HostsCommunicator::prefix_in(const c10::intrusive_ptr<c10d::Store>& store) const {

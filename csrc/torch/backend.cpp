@@ -225,7 +225,8 @@ c10::intrusive_ptr<c10d::Backend> make_backend(
   std::unique_ptr<Runner> ring;
   std::unique_ptr<P2pRunner> messenger;
   if (host_of.empty()) {
-    ring = std::make_unique<TorchCommunicator>(store, name, rank, size, timeout_s);
+    ring = std::make_unique<TorchCommunicator>(std::make_shared<C10dStore>(store), name, rank, size,
+                                               timeout_s);
     ring->set_roster(std::move(roster));
     messenger = make_p2p(std::make_shared<C10dStore>(store), "backend/pairs", Seat{rank, size},
                          milliseconds(timeout_s));

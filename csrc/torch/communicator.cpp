@@ -2,6 +2,7 @@
 
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "fault/render.h"
@@ -9,11 +10,10 @@
 
 namespace ringkern::torch_ext {
 
-TorchCommunicator::TorchCommunicator(c10::intrusive_ptr<c10d::Store> store, std::string name,
-                                     int rank, int ranks, double timeout_s,
-                                     std::vector<int> numbers)
-    : comm_(std::make_unique<Communicator>(std::make_shared<C10dStore>(std::move(store)),
-                                           std::move(name), rank, ranks, milliseconds(timeout_s),
+TorchCommunicator::TorchCommunicator(std::shared_ptr<Store> store, std::string name, int rank,
+                                     int ranks, double timeout_s, std::vector<int> numbers)
+    : comm_(std::make_unique<Communicator>(std::move(store), std::move(name), rank, ranks,
+                                           milliseconds(timeout_s),
                                            RankNames{std::move(numbers)})) {}
 
 TorchCommunicator::~TorchCommunicator() {
@@ -165,6 +165,22 @@ const Device& TorchCommunicator::device_on(c10::Device device) {
   return found->second;
 }
 
+// The methods that ringkern/hosts/search.py uses of a store.
+static void bind_page_store(py::module_& m) {
+  const py::call_guard<py::gil_scoped_release> no_gil;
+  py::class_<PageStore, std::shared_ptr<PageStore>>(m, "PageStore")
+      .def("set", &PageStore::set, no_gil)
+      .def("get", [](PageStore& store,
+                     const std::string& key) { return py::bytes(store.find(key).value_or("")); })
+      .def("add", &PageStore::add, no_gil)
+      .def(
+          "check",
+          [](PageStore& store, const std::vector<std::string>& keys) {
+            return std::ranges::all_of(keys, [&](const auto& k) { return !!store.find(k); });
+          },
+          no_gil);
+}
+
 void bind_communicator(py::module_& m) {
   py::class_<Regroup::Round>(m, "Round")
       .def_readonly("members", &Regroup::Round::members)
@@ -182,10 +198,17 @@ void bind_communicator(py::module_& m) {
         for (const Regroup::Calls& c : r.calls) all.emplace_back(c.completed, c.begun);
         return all;
       });
+  bind_page_store(m);
   py::class_<TorchCommunicator, Runner>(m, "Communicator")
-      .def(py::init<c10::intrusive_ptr<c10d::Store>, std::string, int, int, double>(),
+      .def(py::init([](StorePtr store, std::string name, int rank, int size, double timeout_s) {
+             return std::make_unique<TorchCommunicator>(
+                 std::make_shared<C10dStore>(std::move(store)), std::move(name), rank, size,
+                 timeout_s);
+           }),
            py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
            py::arg("timeout_s"))
+      .def(py::init<std::shared_ptr<PageStore>, std::string, int, int, double>(), py::arg("store"),
+           py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("timeout_s"))
       .def_property_readonly("failed", &TorchCommunicator::failed)
       .def_property_readonly("devices", &TorchCommunicator::devices)
       .def(
@@ -202,6 +225,7 @@ void bind_communicator(py::module_& m) {
             });
           },
           py::arg("excluded"), py::arg("patience_s"), py::arg("propose"))
+      .def("meeting_of", &TorchCommunicator::meeting_of, py::arg("round"))
       .def("conclude", &TorchCommunicator::conclude, py::arg("round"), py::arg("joined"),
            py::arg("patience_s"));
   m.def("this_process", [] {

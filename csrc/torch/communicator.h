@@ -24,7 +24,7 @@ namespace ringkern::torch_ext {
 class TorchCommunicator final : public Runner {
  public:
   // `numbers`: the numbers by which errors name the ranks; empty: the ranks' own.
-  TorchCommunicator(c10::intrusive_ptr<c10d::Store> store, std::string name, int rank, int ranks,
+  TorchCommunicator(std::shared_ptr<Store> store, std::string name, int rank, int ranks,
                     double timeout_s, std::vector<int> numbers = {});
 
   // Releases the GIL, with which Python frees this: callbacks of calls in flight need it to finish.
@@ -92,6 +92,9 @@ class TorchCommunicator final : public Runner {
   Regroup::Round gather(const std::vector<int>& excluded, double patience_s,
                         const Regroup::Propose& propose);
   bool conclude(const Regroup::Round& round, bool joined, double patience_s);
+  std::shared_ptr<PageStore> meeting_of(const Regroup::Round& round) {
+    return comm_->meeting_of(round);
+  }
 
   // Runs a task on memory that the caller keeps, as submit() does, without the GIL.
   void run(c10::Device on, Task task, const WayRequest& request, Milliseconds timeout);

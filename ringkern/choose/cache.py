@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .identity import Identity
-from .tuning import Tuning, TuningError, dump, parse
+from .tuning import Tuning, TuningError, dump, machine_in, parse
 
 SHIPPED = Path(__file__).parent / "tunings"  # a file for each processor, and one for CUDA
 DEFAULT = SHIPPED / "amd-family-26.json"  # for processors of other makers
@@ -52,6 +52,15 @@ def read(path: Path, machine: Identity | None = None) -> Tuning:
     if machine is not None and tuning.machine != machine:
         raise TuningError(f"it was measured on another machine: {tuning.machine}")
     return tuning
+
+
+def machine_of(path: Path) -> Identity:
+    """Returns the machine of a file, and does not read the rest.
+
+    Raises:
+        FileNotFoundError, TuningError: see :func:`read`.
+    """
+    return machine_in(_text_of(path))
 
 
 def _text_of(path: Path) -> str:

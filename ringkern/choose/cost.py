@@ -10,6 +10,7 @@ cache that holds a tensor of that size. Nothing here needs torch or a device.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,8 +63,14 @@ def wire_bytes(way: Way, collective: str, ranks: int, nbytes: float, device: str
             as nccl-tests counts.
         device: ``"cpu"`` or ``"cuda"``.
     """
+    copies, overhead = _per_byte(way, collective, ranks, device)
+    return nbytes * copies * overhead
+
+
+def _per_byte(way: Way, collective: str, ranks: int, device: str) -> tuple[float, float]:
+    """Returns how often a rank sends each byte, and with how many bytes on the wire."""
     if ranks == 1:
-        return 0.0
+        return 0.0, 1.0
     overhead = OVERHEAD if way.algorithm == "ring" or device == "cuda" else _DIRECT_ON_CPU
     share = (ranks - 1) / ranks
     copies = {
@@ -73,7 +80,7 @@ def wire_bytes(way: Way, collective: str, ranks: int, nbytes: float, device: str
         "broadcast": {"ring": 1.0},
         "reduce": {"ring": 1.0},
     }[collective][way.algorithm]
-    return nbytes * copies * overhead[way.protocol]
+    return copies, overhead[way.protocol]
 
 
 class Tier(NamedTuple):
@@ -112,15 +119,28 @@ class Cost:
         Args:
             way, collective, ranks, nbytes: as for :func:`wire_bytes`.
         """
-        time = self.base_us + hops(way, collective, ranks) * self.hop_us
-        below = 0.0
-        for tier in self.tiers:
-            some = min(nbytes, tier.up_to) - below
-            if some <= 0:
-                break
-            time += wire_bytes(way, collective, ranks, some, self.device) / (tier.gb_s * 1e3)
-            below += some
-        return time
+        return self.times_us(way, collective, ranks, [nbytes])[0]
+
+    def times_us(
+        self, way: Way, collective: str, ranks: int, sizes: Sequence[float]
+    ) -> list[float]:
+        """Returns the predicted microseconds of calls of rising sizes.
+
+        Args:
+            way, collective, ranks: as for :func:`wire_bytes`.
+            sizes: as ``nbytes`` there.
+        """
+        copies, overhead = _per_byte(way, collective, ranks, self.device)
+        start = self.base_us + hops(way, collective, ranks) * self.hop_us  # of this tier
+        tiers = iter(self.tiers)
+        tier, below = next(tiers), 0.0
+        times = []
+        for nbytes in sizes:
+            while nbytes > tier.up_to:
+                start += (tier.up_to - below) * copies * overhead / (tier.gb_s * 1e3)
+                tier, below = next(tiers), tier.up_to
+            times.append(start + (nbytes - below) * copies * overhead / (tier.gb_s * 1e3))
+        return times
 
 
 def bus_share(collective: str, ranks: int) -> float:

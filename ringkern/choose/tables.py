@@ -13,6 +13,7 @@ import warnings
 from typing import NamedTuple
 
 from .. import _C
+from ..hosts import Hosts
 from . import cache, identity
 from .cost import ANY_SIZE, Way
 from .tuning import COLLECTIVES, DIRECT, RING, Measured, Tuning, TuningError, ways_of
@@ -68,6 +69,16 @@ def table(device: str, ranks: int, one_device: bool = False) -> dict[str, Rows]:
         best: Rows = [(ANY_SIZE, "two_shot", "simple")]
         lists |= dict.fromkeys(("automatic", "in_rank_order", "two_shot"), best)
     return lists
+
+
+def tables_of(hosts: Hosts, rank: int) -> dict[str, dict[str, Rows]]:
+    """Returns the tables that ``rank`` gives the ring of its host, by the kind of device.
+
+    Empty for all ranks but the first of a host: the others save the time.
+    """
+    ranks = hosts.ranks_on(hosts.host_of[rank])
+    devices = DEVICES if _C.build_info()["cuda"] else DEVICES[:1]
+    return {device: table(device, len(ranks)) for device in devices if rank == ranks[0]}
 
 
 def source(device: str, ranks: int) -> str:
@@ -161,8 +172,8 @@ def _default() -> Tuning:
 @functools.cache
 def _likest(here: identity.Identity) -> Tuning:
     # The file for CUDA resembles no machine, and the first of equal ones is taken.
-    found = [_default(), *(cache.read(p) for p in sorted(cache.SHIPPED.iterdir()))]
-    return max(found, key=lambda tuning: here.likeness(tuning.machine))
+    found = [cache.DEFAULT, *sorted(cache.SHIPPED.iterdir())]
+    return cache.read(max(found, key=lambda path: here.likeness(cache.machine_of(path))))
 
 
 def _nearest(
@@ -228,7 +239,7 @@ def _times(measured: Measured, name: str, ranks: int, parts: int) -> dict[Way, l
     for way in ways_of(name, measured.device):
         most, cost = measured.largest(name, way), measured.ways[name, way].cost
         sizes = [size * parts for size in SIZES]
-        times = [cost.time_us(way, name, ranks, size) for size in sizes]
+        times = cost.times_us(way, name, ranks, sizes)
         found[way] = [t if s <= most else t * _A_GUESS for t, s in zip(times, sizes)]
     return found
 

@@ -173,6 +173,20 @@ def parse(text: str) -> Tuning:
     return Tuning(file.machine, measured)
 
 
+def machine_in(text: str) -> Identity:
+    """Returns the machine of a tuning file.
+
+    Raises:
+        TuningError: the text names none.
+    """
+    try:
+        content = decode.load(text, "the text")
+        found: Identity = decode.build(Identity, dict(content)["machine"], "the machine")
+    except (KeyError, TypeError, ValueError) as error:
+        raise TuningError(f"it names no machine: {error}") from None
+    return found
+
+
 def _measured(run: _Run) -> Measured:
     device = run.device
     ways = dict(_fitted(way, device) for way in run.ways)

@@ -97,7 +97,7 @@ def unique_prefix(store: Store, name: str, rank: int, size: int) -> str:
 
 
 def find_hosts(
-    store: dist.Store,
+    store: Store,
     name: str,
     rank: int,
     size: int,
