@@ -164,6 +164,8 @@ MISMATCHES ?= 1000
 HANDSHAKES ?= 10000
 LIVES ?= 10000
 TRAINING_KILLS ?= 300
+REGROUP_KILLS ?= 1000
+STOPS ?= 200
 FAULTS_SEED ?= 1
 
 faults: build $(VENV)/.ready-test
@@ -175,6 +177,8 @@ faults: build $(VENV)/.ready-test
 	$(BUILD)/faults_syscalls_test_cpp --cases 0
 	RK_TEST_LIVES=$(LIVES) python -m pytest tests/faults/test_life_cycle.py -k many_lives -s
 	RK_TEST_LIVES=$(LIVES) python -m pytest tests/faults/test_ranks.py tests/faults/test_matrix.py
+	python -m tests.faults.regroups --kills $(REGROUP_KILLS) --seed $(FAULTS_SEED)
+	python -m tests.faults.regroups --stop --ranks 4 --kills $(STOPS) --seed $(FAULTS_SEED)
 	python -m tests.faults.trainings --kills $(TRAINING_KILLS) --seed $(FAULTS_SEED)
 
 # In namespaces, where the machine permits them, and by name.

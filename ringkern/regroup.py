@@ -1,7 +1,7 @@
 """New communicators from old ones: without ranks that have died, and with processes that join.
 
-The ranks that go on agree over the memory that they share (``csrc/comm/regroup.h``), and meet there,
-too. With processes that join, they meet in the store in which these wait.
+The ranks that go on agree over the memory that they share (``csrc/comm/regroup.h``), and meet there.
+With processes that join, they meet in the store in which these wait.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.01
 # A round fails when a member dies, or cannot join; the cause could be permanent.
 _MOST_ROUNDS_MORE = 3
-# The errors of a meeting after which the next round begins. Only a member that could not join aborts
-# the new ring, in which others may still connect.
+# The errors of a meeting after which the next round begins. A member that could not join aborts the
+# new ring, in which others may still connect.
 _AGAIN = (CommAbortedError, PeerLostError, RendezvousError)
 
 _T = TypeVar("_T")
@@ -263,6 +263,7 @@ def regroup(
         place = _place_in(ring, old, round)
         places: list[int] = []
         try:
+            ring.shut_out(round, seconds)
             if joiners is None or round.joiners == 0:
                 store: dist.Store | _C.PageStore = ring.meeting_of(round)
             else:

@@ -381,6 +381,13 @@ bool Communicator::conclude(const Regroup::Round& round, bool joined, Millisecon
   return Regroup(*first_ring().control, look_for_abort()).conclude(round, joined, patience);
 }
 
+void Communicator::shut_out(const Regroup::Round& round, Milliseconds patience) {
+  check_open();
+  Ring& first = first_ring();
+  if (!Regroup(*first.control).leaves_out_alive(round)) return;
+  for (auto& [name, ring] : rings_) ring.transport->shut_out(patience);
+}
+
 std::shared_ptr<PageStore> Communicator::meeting_of(const Regroup::Round& round) {
   check_open();
   return std::make_shared<PageStore>(first_ring().control, round);

@@ -177,6 +177,9 @@ class Transport {
   // Ends this rank's use of the others' memory. Returns true if this rank must not free its own
   // memory before the others have done the same: the communicator then waits for their goodbyes.
   virtual bool unmap() { return false; }
+  // Makes this process's tensors inaccessible to the ranks that may still write to them though they
+  // no longer take part. May throw; the tensors are then as before.
+  virtual void shut_out(Milliseconds /*patience*/) {}
   // Called if goodbyes are missing: the others may still write to this rank's memory, so it is
   // never freed.
   virtual void abandon() {}

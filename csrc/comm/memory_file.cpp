@@ -69,6 +69,18 @@ bool stands_in_for_memfd(int fd, const struct stat& status) {
   return status.st_nlink == 0 && (status.st_mode & 077) == 0 && is_tmpfs(fd);
 }
 
+// `place`: where; null: anywhere.
+void* map_at(void* place, int fd, int64_t at, int64_t bytes, const std::string& what) {
+  const int flags = place == nullptr ? MAP_SHARED : MAP_SHARED | MAP_FIXED;
+  void* const mapped = ::mmap(place, size_t(bytes), PROT_READ | PROT_WRITE, flags, fd, at);
+  if (mapped == MAP_FAILED) {
+    const int error = errno;
+    fail(what, error, bytes, limit_behind(error, double(bytes), fd, true));
+  }
+  ::madvise(mapped, size_t(bytes), MADV_HUGEPAGE);  // best effort
+  return mapped;
+}
+
 }  // namespace
 
 MemoryFile::MemoryFile(int64_t bytes) {
@@ -141,14 +153,14 @@ Mappings::~Mappings() {
 
 void* Mappings::map(int fd, int64_t at, int64_t bytes, const std::string& what) {
   mappings_.reserve(mappings_.size() + 1);
-  void* mapped = ::mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, at);
-  if (mapped == MAP_FAILED) {
-    const int error = errno;
-    fail(what, error, bytes, limit_behind(error, double(bytes), fd, true));
-  }
+  void* const mapped = map_at(nullptr, fd, at, bytes, what);
   mappings_.push_back({mapped, size_t(bytes)});
-  ::madvise(mapped, size_t(bytes), MADV_HUGEPAGE);  // best effort
   return mapped;
+}
+
+void Mappings::replace(void* mapped, int fd) {
+  for (const Mapping& m : mappings_)
+    if (m.at == mapped) map_at(mapped, fd, 0, int64_t(m.bytes), "mmap");
 }
 
 }  // namespace ringkern

@@ -43,6 +43,8 @@ class Mappings {
   Mappings& operator=(const Mappings&) = delete;
 
   void* map(int fd, int64_t at, int64_t bytes, const std::string& what = "mmap");
+  // Maps the start of another file of the same size in place of a mapping.
+  void replace(void* mapped, int fd);
 
  private:
   struct Mapping {

@@ -212,6 +212,12 @@ void Regroup::check(const Round& round, bool closer) {
                         "' begin again: one of them is gone, or could not join");
 }
 
+bool Regroup::leaves_out_alive(const Round& round) const {
+  for (int r = 0; r < control_.ranks; ++r)
+    if (std::ranges::count(round.members, r) == 0 && !is_gone(r)) return true;
+  return false;
+}
+
 bool Regroup::conclude(const Round& round, bool joined, Milliseconds patience) {
   const auto is_over = [&](const State& now) {
     return now.round != round.number || now.stage == Stage::formed;

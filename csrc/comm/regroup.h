@@ -66,6 +66,8 @@ class Regroup {
   // Throws PeerLostError once a member is gone that has not joined, and RendezvousError if the round
   // is over. `closer`: also look for a member that is gone, which ends the round for all.
   void check(const Round& round, bool closer);
+  // Returns whether a rank that is no member may still run.
+  bool leaves_out_alive(const Round& round) const;
 
  private:
   enum class Stage : uint64_t { gathering, proposed, formed };

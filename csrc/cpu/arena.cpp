@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <cerrno>
+#include <cstring>
 #include <system_error>
 #include <utility>
 
@@ -34,8 +35,8 @@ Arena& Arena::mine() {
 }
 
 Arena::Arena(int64_t bytes)
-    : bytes_(bytes), born_in_(int(::getpid())), file_(bytes),
-      base_(static_cast<std::byte*>(mappings_.map(file_.fd(), 0, bytes))), free_{{0, bytes}},
+    : bytes_(bytes), born_in_(int(::getpid())), file_(std::make_shared<MemoryFile>(bytes)),
+      base_(static_cast<std::byte*>(mappings_.map(file_->fd(), 0, bytes))), free_{{0, bytes}},
       committed_(size_t(div_up(bytes, kGranule))) {}
 
 void* Arena::allocate(int64_t bytes) {
@@ -88,7 +89,7 @@ void Arena::commit(int64_t at, int64_t bytes) {
     int64_t last = g;
     while (last < end && !committed_[size_t(last)]) ++last;
     if (last > g) {
-      file_.allocate(g * kGranule, min64(last * kGranule, bytes_) - g * kGranule);
+      file_->allocate(g * kGranule, min64(last * kGranule, bytes_) - g * kGranule);
       for (; g < last; ++g) committed_[size_t(g)] = true;
     } else {
       ++g;
@@ -103,9 +104,39 @@ void Arena::release_granules(int64_t at, int64_t bytes) {
     kept += kGranule;
     if (kept <= kKeptBytes) continue;
     // If it fails, the memory stays allocated, and is used again.
-    if (::fallocate(file_.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, g * kGranule,
+    if (::fallocate(file_->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, g * kGranule,
                     kGranule) == 0)
       committed_[size_t(g)] = false;
+  }
+}
+
+std::shared_ptr<MemoryFile> Arena::file() const {
+  const std::lock_guard lock(mutex_);
+  return file_;
+}
+
+void Arena::renew(Milliseconds patience) {
+  const std::unique_lock no_calls(calls_, patience);
+  if (!no_calls)
+    throw TimeoutError(
+        "shared tensors are in use by calls of other communicators, which have not "
+        "ended within " +
+        seconds_text(patience));
+  const std::lock_guard lock(mutex_);
+  const auto old = std::exchange(file_, std::make_shared<MemoryFile>(bytes_));
+  const auto committed = std::exchange(committed_, std::vector<bool>(committed_.size()));
+  try {
+    Mappings beside;
+    auto* const copy = static_cast<std::byte*>(beside.map(file_->fd(), 0, bytes_));
+    for (const auto& [at, bytes] : used_) {
+      commit(at, bytes);
+      std::memcpy(copy + at, base_ + at, size_t(bytes));
+    }
+    mappings_.replace(base_, file_->fd());
+  } catch (...) {
+    file_ = old;
+    committed_ = committed;
+    throw;
   }
 }
 

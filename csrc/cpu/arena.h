@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <vector>
 
 #include "comm/memory_file.h"
@@ -29,7 +30,16 @@ class Arena {
     return place >= 0 && place <= bytes_ - bytes ? place : -1;
   }
 
-  int fd() const { return file_.fd(); }
+  // The memory file. A ring whose ranks were given an earlier one must not access tensors in place.
+  std::shared_ptr<MemoryFile> file() const;
+  bool is_in(const std::shared_ptr<MemoryFile>& file) const { return file_ == file; }
+  // Held by a call while it accesses tensors in place.
+  std::shared_lock<std::shared_timed_mutex> hold() { return std::shared_lock(calls_); }
+  // Moves all tensors to a new file, at their addresses: ranks that have mapped the old one can
+  // then no longer write to them. Meanwhile no thread of this process may. Throws TimeoutError if
+  // calls of other groups that access tensors in place last longer than `patience`, and
+  // SharedMemoryError; the tensors are then as before.
+  void renew(Milliseconds patience);
   int64_t bytes() const { return bytes_; }
   int64_t bytes_in_use() const;
   int64_t bytes_committed() const;
@@ -41,10 +51,11 @@ class Arena {
   void release_granules(int64_t at, int64_t bytes);
 
   const int64_t bytes_;
-  const int born_in_;  // pid
-  MemoryFile file_;
+  const int born_in_;                 // pid
+  std::shared_ptr<MemoryFile> file_;  // changes only while no call holds it
   Mappings mappings_;
   std::byte* base_ = nullptr;
+  std::shared_timed_mutex calls_;
   mutable std::mutex mutex_;
   Blocks free_, used_;
   std::vector<bool> committed_;  // granules that have memory
@@ -81,6 +92,7 @@ class PeerArena {
 // The arenas of a group's ranks, as one rank knows them; null if a rank has none.
 struct Arenas {
   Arena* mine = nullptr;
+  std::shared_ptr<MemoryFile> file{};  // that of `mine` which the others have mapped
   std::vector<std::shared_ptr<PeerArena>> of;
 };
 

@@ -102,14 +102,8 @@ Verdict Mesh::run(const Task& task, const Reducer& reducer, Wait& wait, WaitRepo
                                 reducer.scales_input() || plan.rounds == 0
                             ? -1
                             : arenas_->mine->place_of(task.out, call.bytes(task.count));
-  if (place >= 0) {
-    MeshInPlace mesh(call, task);
-    bool all = false;
-    const Verdict verdict = mesh.meet(place, all);
-    if (verdict != Verdict::ok) return verdict;
-    if (all && chain) return run_chain(plan, call, task, near(), mesh.find(*arenas_).data());
-    if (all) return mesh.reduce(*arenas_);
-  }
+  if (place >= 0)
+    if (const auto verdict = run_in_place(plan, call, task, place, chain)) return *verdict;
   if (chain) return run_chain(plan, call, task, near(), nullptr);
   if (lines) {
     MeshLines mesh(call, task);
@@ -117,6 +111,20 @@ Verdict Mesh::run(const Task& task, const Reducer& reducer, Wait& wait, WaitRepo
   }
   MeshSlots mesh(call, task);
   return run_direct(plan, 0, mesh);
+}
+
+// Returns nothing if the tensors have to be staged.
+std::optional<Verdict> Mesh::run_in_place(const DirectPlan& plan, MeshCall& call, const Task& task,
+                                          int64_t place, bool chain) {
+  const auto hold = arenas_->mine->hold();
+  if (!arenas_->mine->is_in(arenas_->file)) return {};
+  MeshInPlace mesh(call, task);
+  bool all = false;
+  const Verdict verdict = mesh.meet(place, all);
+  if (verdict != Verdict::ok) return verdict;
+  if (all && chain) return run_chain(plan, call, task, near(), mesh.find(*arenas_).data());
+  if (all) return mesh.reduce(*arenas_);
+  return {};
 }
 
 }  // namespace ringkern::cpu

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "comm/interfaces.h"
@@ -88,6 +89,8 @@ constexpr bool direct_runs_over(Algorithm a, Protocol p) {
   return p == Protocol::simple || (p == Protocol::ll && a == Algorithm::one_shot);
 }
 
+struct MeshCall;
+
 // One rank's view of the mesh, and its progress.
 class Mesh {
  public:
@@ -106,6 +109,10 @@ class Mesh {
   // Returns the number of ranks of each socket, if there are several of at least two, and the ranks
   // are numbered in their order; else 0.
   int near_ranks() const;
+  // Not inlined, as in run_chain().
+  [[gnu::noinline]] std::optional<Verdict> run_in_place(const DirectPlan& plan, MeshCall& call,
+                                                        const Task& task, int64_t place,
+                                                        bool chain);
   int near() { return near_ >= 0 ? near_ : near_ = near_ranks(); }
 
   std::vector<MeshPeer> peers_;  // by rank, this one's among them

@@ -22,6 +22,7 @@ ShmTransport::ShmTransport(int64_t bytes, std::shared_ptr<Arenas> arenas)
   if (arenas_ == nullptr) return;
   try {
     arenas_->mine = &Arena::mine();
+    arenas_->file = arenas_->mine->file();
   } catch (const SharedMemoryError&) {
     // This rank then has no shared tensors, and a request for one throws the reason.
   }
@@ -29,12 +30,18 @@ ShmTransport::ShmTransport(int64_t bytes, std::shared_ptr<Arenas> arenas)
 
 ShmTransport::~ShmTransport() {
   // The device, which owns the arenas, lives as long as the communicator's object.
-  if (arenas_ != nullptr) arenas_->of.clear();
+  if (arenas_ == nullptr) return;
+  arenas_->of.clear();
+  arenas_->file.reset();
+}
+
+void ShmTransport::shut_out(Milliseconds patience) {
+  if (arenas_ != nullptr && arenas_->mine != nullptr) arenas_->mine->renew(patience);
 }
 
 Offer ShmTransport::offer() {
   Offer offer{"", {file_.fd()}};
-  if (arenas_ != nullptr && arenas_->mine != nullptr) offer.fds.push_back(arenas_->mine->fd());
+  if (arenas_ != nullptr && arenas_->mine != nullptr) offer.fds.push_back(arenas_->file->fd());
   return offer;
 }
 

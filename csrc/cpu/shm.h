@@ -21,6 +21,7 @@ class ShmTransport final : public Transport {
 
   void* mine() override { return mine_; }
   Offer offer() override;
+  void shut_out(Milliseconds patience) override;
   // Does not keep the descriptor. Throws TransportError unless it is a sealed memory file of the
   // same user and of exactly the size of this rank's own.
   void* map(const Offer& offer, int peer) override;

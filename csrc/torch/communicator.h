@@ -92,6 +92,9 @@ class TorchCommunicator final : public Runner {
   Regroup::Round gather(const std::vector<int>& excluded, double patience_s,
                         const Regroup::Propose& propose);
   bool conclude(const Regroup::Round& round, bool joined, double patience_s);
+  void shut_out(const Regroup::Round& round, double patience_s) {
+    comm_->shut_out(round, milliseconds(patience_s));
+  }
   std::shared_ptr<PageStore> meeting_of(const Regroup::Round& round) {
     return comm_->meeting_of(round);
   }

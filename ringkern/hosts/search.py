@@ -329,9 +329,7 @@ class Search:
                     f"what says in the store on which hosts the ranks are is not that: {error}. "
                     "All ranks need the same ringkern"
                 ) from None
-        failed = (PeerLostError if refusal.lost else RendezvousError)(refusal.refused)
-        failed.rank = refusal.rank
-        raise failed
+        raise refusal.error()
 
 
 @contextlib.contextmanager
@@ -362,6 +360,12 @@ class _Refusal:
     refused: str
     rank: int | None
     lost: bool
+
+    def error(self) -> RingKernError:
+        """Returns the exception for it. A frame that named and raised one would never be freed."""
+        error = (PeerLostError if self.lost else RendezvousError)(self.refused)
+        error.rank = self.rank
+        return error
 
 
 def _refusal(text: str, rank: int | None = None, lost: bool = False) -> str:

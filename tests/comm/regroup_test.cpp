@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "check.h"
+#include "comm/page_store.h"
 #include "fault/errors.h"
 
 using namespace ringkern;
@@ -22,10 +23,10 @@ constexpr Milliseconds kLong{20'000}, kShort{300};
 
 // The control pages of a ring.
 struct Pages {
-  std::vector<std::unique_ptr<Control>> of;
+  std::vector<std::shared_ptr<Control>> of;
 
   explicit Pages(int ranks) {
-    for (int r = 0; r < ranks; ++r) of.push_back(std::make_unique<Control>(r, ranks, "pages"));
+    for (int r = 0; r < ranks; ++r) of.push_back(std::make_shared<Control>(r, ranks, "pages"));
     for (int r = 0; r < ranks; ++r)
       for (int peer = 0; peer < ranks; ++peer)
         if (peer != r) of[size_t(r)]->map(peer, of[size_t(peer)]->fd());
@@ -285,6 +286,108 @@ TEST_CASE("an error of the rank that proposes is its own; another rank proposes"
   });
   CHECK(thrown && told[1].formed);
   CHECK(told[1].round.members == std::vector<int>{1});
+}
+
+// ---- the store in which the members meet
+
+// Gathers all ranks on threads, calls `act` with each one's store, and joins.
+std::vector<Told> meet(Pages& pages, const std::vector<int>& ranks,
+                       const std::function<void(PageStore&, int rank)>& act) {
+  return on_threads(pages, ranks, [&](Regroup& regroup, int r, Told& t) {
+    for (;;) {
+      t.round = regroup.gather({}, {}, kLong, named_after(r));
+      bool met = false;
+      try {
+        PageStore store(pages.of[size_t(r)], t.round);
+        act(store, r);
+        met = true;
+      } catch (const PeerLostError& e) {
+        t.kind = "lost", t.text = e.what();
+      } catch (const RendezvousError& e) {
+        t.kind = "rendezvous", t.text = e.what();
+      }
+      if ((t.formed = regroup.conclude(t.round, met, kLong))) return;
+    }
+  });
+}
+
+TEST_CASE("members read what any of them has set, and count together") {
+  Pages pages(4);
+  std::atomic<int64_t> sums{0};
+  const std::string lots(30'000, 'x');
+  const auto told = meet(pages, {0, 1, 2, 3}, [&](PageStore& store, int r) {
+    CHECK(!store.find("never"));
+    CHECK_THROWS(TimeoutError, "no rank has told 'never'", store.get("never", Milliseconds(2)));
+    store.set("lots " + std::to_string(r), lots);
+    store.set("of " + std::to_string(r), std::string("\0 and ", 7) + std::to_string(r));
+    store.set("", "an empty key");
+    for (int i = 0; i < 100; ++i) sums += store.add("sum", 1);
+    for (const int other : {0, 1, 2, 3}) {
+      CHECK(store.get("of " + std::to_string(other), kLong) ==
+            std::string("\0 and ", 7) + std::to_string(other));
+      CHECK(store.get("lots " + std::to_string(other), kLong) == lots);
+    }
+    CHECK(store.find("") == "an empty key");
+    CHECK_EQ(store.add("another", r == 0 ? -5 : 0) <= 0, true);
+    CHECK_THROWS(RendezvousError, "60000 bytes, does not fit", store.set("more", lots + lots));
+  });
+  for (const Told& t : told) CHECK(t.formed && t.kind.empty());
+  CHECK_EQ(sums.load(), int64_t(400 * 401 / 2));  // each sum was returned once
+}
+
+TEST_CASE("a member that leaves ends the meeting of the others, who then meet without it") {
+  Pages pages(4);
+  std::atomic<int> begun{0};
+  const auto start = Clock::now();
+  const auto told = meet(pages, {0, 1, 2, 3}, [&](PageStore& store, int r) {
+    store.set("old", "value");
+    if (++begun == 4) pages.of[2]->depart();
+    if (begun <= 4) store.get("of rank 2", kLong);  // which never comes
+    CHECK_EQ(store.add("sum", 0), 0);
+    store.set("of " + std::to_string(r), "new");
+    if (r != 2) CHECK(store.get("of 0", kLong) == "new");
+  });
+  CHECK(Clock::now() - start < kLong);
+  for (const int r : {0, 1, 3}) {
+    CHECK(told[size_t(r)].formed && told[size_t(r)].round.members == std::vector<int>({0, 1, 3}));
+    CHECK(told[size_t(r)].kind == "lost" || told[size_t(r)].kind == "rendezvous");
+  }
+}
+
+TEST_CASE("what was told in an earlier round is gone in the next") {
+  Pages pages(2);
+  std::atomic<bool> failed{false};
+  const auto told = meet(pages, {0, 1}, [&](PageStore& store, int r) {
+    const bool second = failed;
+    if (!second) {
+      store.set("key", "first");
+      store.add("sum", 1);
+      store.get("key", kLong);
+      while (store.add("sum", 0) < 2) std::this_thread::yield();
+      failed = true;
+      if (r == 1) throw RendezvousError("cannot");
+      store.get("never", kLong);
+    }
+    CHECK(!store.find("key"));
+    CHECK_EQ(store.add("sum", 0), 0);
+  });
+  for (const Told& t : told) CHECK(t.formed && t.round.number == 1 && t.kind == "rendezvous");
+}
+
+TEST_CASE("the store outlives the ranks' agreement, but counters have an end") {
+  Pages pages(2);
+  std::vector<std::unique_ptr<PageStore>> stores(2);
+  on_threads(pages, {0, 1}, [&](Regroup& regroup, int r, Told& t) {
+    t.round = regroup.gather({}, {}, kLong, named_after(r));
+    stores[size_t(r)] = std::make_unique<PageStore>(pages.of[size_t(r)], t.round);
+    CHECK(regroup.conclude(t.round, true, kLong));
+    pages.of[size_t(r)]->depart();
+  });
+  stores[0]->set("late", "value");
+  CHECK(stores[1]->get("late", kLong) == "value");
+  CHECK_THROWS(RendezvousError, "begun again too often", [&] {
+    for (int i = 0; i < 2000; ++i) stores[0]->add(std::to_string(i), 1);
+  }());
 }
 
 // All that return formed have one round and its members; the rest have left.

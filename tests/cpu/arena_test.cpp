@@ -3,6 +3,7 @@
 #include "cpu/arena.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -91,8 +92,8 @@ TEST_CASE("another process sees present and later blocks") {
   Arena arena(256 * kMiB);
   auto* const word = static_cast<int*>(arena.allocate(sizeof(int)));
   *word = 41;
-  const auto peer = PeerArena::of(1, arena.fd(), arena.bytes());
-  CHECK(PeerArena::of(1, arena.fd(), arena.bytes()) == peer);  // one for all groups
+  const auto peer = PeerArena::of(1, arena.file()->fd(), arena.bytes());
+  CHECK(PeerArena::of(1, arena.file()->fd(), arena.bytes()) == peer);  // one for all groups
   const PeerArena::View small = peer->view(4);
   CHECK(small.base != static_cast<void*>(word));
   CHECK_EQ(*reinterpret_cast<int*>(small.base + arena.place_of(word, 4)), 41);
@@ -109,7 +110,7 @@ TEST_CASE("another process sees present and later blocks") {
 
 TEST_CASE("a file of another size is refused") {
   Arena arena(4 * kMiB);
-  CHECK_THROWS(TransportError, "rank 3", PeerArena::of(3, arena.fd(), 8 * kMiB));
+  CHECK_THROWS(TransportError, "rank 3", PeerArena::of(3, arena.file()->fd(), 8 * kMiB));
 }
 
 TEST_CASE("a child frees nothing of its parent") {
@@ -127,14 +128,70 @@ TEST_CASE("a child frees nothing of its parent") {
   arena.free(at);
 }
 
-// Two ranks with tensors in arenas of their own, or, for rank 1, elsewhere; returns how many rounds
-// each has staged.
-void tensors_are_staged_unless_all_are_in_arenas(bool both) {
+TEST_CASE("a process that has mapped the arena before cannot write to it after it was renewed") {
+  Arena arena(64 * kMiB);
+  auto* const word = static_cast<int*>(arena.allocate(sizeof(int)));
+  auto* const far = static_cast<std::byte*>(arena.allocate(20 * kMiB)) + 20 * kMiB - 1;
+  arena.free(arena.allocate(8 * kMiB));
+  *word = 41;
+  *far = std::byte{7};
+  const auto file = arena.file();
+  const auto peer = PeerArena::of(1, file->fd(), arena.bytes());
+  std::byte* const theirs = peer->view(arena.bytes()).base;
+  arena.renew(Milliseconds(0));
+  CHECK_EQ(*word, 41);
+  CHECK_EQ(int(*far), 7);
+  *reinterpret_cast<int*>(theirs + arena.place_of(word, 4)) = 1;
+  theirs[arena.place_of(far, 1)] = std::byte{1};
+  CHECK_EQ(*word, 41);
+  CHECK_EQ(int(*far), 7);
+  CHECK(!arena.is_in(file) && arena.is_in(arena.file()));
+  CHECK_EQ(arena.bytes_committed(), 22 * kMiB);  // only what is in use
+  const auto later = PeerArena::of(1, arena.file()->fd(), arena.bytes());
+  CHECK_EQ(*reinterpret_cast<int*>(later->view(4).base + arena.place_of(word, 4)), 41);
+  *static_cast<int*>(arena.allocate(sizeof(int))) = 5;
+}
+
+TEST_CASE("an arena is not renewed while a call accesses tensors in it") {
+  Arena arena(4 * kMiB);
+  const auto file = arena.file();
+  {
+    const auto call = arena.hold();
+    CHECK_THROWS(TimeoutError, "in use by calls of other communicators",
+                 arena.renew(Milliseconds(10)));
+  }
+  CHECK(arena.is_in(file));
+  arena.renew(Milliseconds(10));
+}
+
+TEST_CASE("without memory for a copy, the tensors stay as they are") {
+  Arena arena(4 * kMiB);
+  auto* const word = static_cast<int*>(arena.allocate(sizeof(int)));
+  *word = 41;
+  const auto file = arena.file();
+  rlimit limits;
+  CHECK(::getrlimit(RLIMIT_FSIZE, &limits) == 0);
+  const rlimit less{4096, limits.rlim_max};
+  CHECK(::setrlimit(RLIMIT_FSIZE, &less) == 0);
+  CHECK_THROWS(SharedMemoryError, "ftruncate", arena.renew(Milliseconds(10)));
+  CHECK(::setrlimit(RLIMIT_FSIZE, &limits) == 0);
+  CHECK(arena.is_in(file));
+  CHECK_EQ(*word, 41);
+  CHECK_EQ(arena.bytes_committed(), 2 * kMiB);
+}
+
+enum class Kept { in_arenas, elsewhere, renewed };
+
+// Two ranks with tensors in arenas of their own; those of rank 1 may be elsewhere, or in an arena
+// that was renewed. Checks the result, and whether the ranks have staged.
+void tensors_are_staged_unless_all_are_in_arenas(Kept kept) {
   constexpr int kRanks = 2;
   constexpr int64_t kCount = 10'000;
   const Geometry geometry = default_geometry();
   const auto bytes = size_t(segment_bytes(geometry));
   Arena arenas[kRanks] = {Arena(4 * kMiB), Arena(4 * kMiB)};
+  const std::shared_ptr<MemoryFile> files[kRanks] = {arenas[0].file(), arenas[1].file()};
+  if (kept == Kept::renewed) arenas[1].renew(Milliseconds(0));
   std::vector<std::unique_ptr<void, void (*)(void*)>> memory;
   std::vector<void*> all;
   for (int r = 0; r < kRanks; ++r) {
@@ -147,16 +204,18 @@ void tensors_are_staged_unless_all_are_in_arenas(bool both) {
   float* tensors[kRanks];
   std::vector<std::thread> threads;
   for (int r = 0; r < kRanks; ++r) {
-    tensors[r] = r == 1 && !both ? elsewhere.data()
-                                 : static_cast<float*>(arenas[r].allocate(kCount * sizeof(float)));
+    tensors[r] = r == 1 && kept == Kept::elsewhere
+                     ? elsewhere.data()
+                     : static_cast<float*>(arenas[r].allocate(kCount * sizeof(float)));
     std::fill_n(tensors[r], kCount, float(r + 1));
   }
   for (int r = 0; r < kRanks; ++r)
     threads.emplace_back([&, r] {
       auto known = std::make_shared<Arenas>();
       known->mine = &arenas[r];
+      known->file = files[r];
       for (const Arena& arena : arenas)
-        known->of.push_back(std::make_shared<PeerArena>(arena.fd(), arena.bytes()));
+        known->of.push_back(std::make_shared<PeerArena>(::dup(arena.file()->fd()), arena.bytes()));
       CpuExecutor engine({all[size_t(r)], all[size_t(1 - r)], all[size_t(1 - r)], all}, geometry, r,
                          kRanks, std::chrono::seconds(60), known);
       Task task;
@@ -170,7 +229,7 @@ void tensors_are_staged_unless_all_are_in_arenas(bool both) {
     CHECK(std::all_of(tensors[r], tensors[r] + kCount, [](float x) { return x == 3; }));
     auto* const board =
         reinterpret_cast<Board*>(static_cast<std::byte*>(all[size_t(r)]) + mesh_offset(geometry));
-    CHECK_EQ(board->staged.rounds > 0, !both);
+    CHECK_EQ(board->staged.rounds > 0, kept != Kept::in_arenas);
   }
 }
 
@@ -197,7 +256,8 @@ TEST_CASE("a rank that sleeps for a part is rung") {
 }
 
 TEST_CASE("tensors are staged unless all are in arenas") {
-  for (const bool both : {true, false}) tensors_are_staged_unless_all_are_in_arenas(both);
+  for (const Kept kept : {Kept::in_arenas, Kept::elsewhere, Kept::renewed})
+    tensors_are_staged_unless_all_are_in_arenas(kept);
 }
 
 }  // namespace

@@ -24,13 +24,14 @@ struct Pair {
 
   Pair() {
     arenas->mine = &arena;
+    arenas->file = arena.file();
     const size_t bytes = size_t(align_up(kOffset + MeshGeometry::bytes(), 4096));
     for (int r = 0; r < 2; ++r) {
       memory.emplace_back(static_cast<std::byte*>(std::aligned_alloc(4096, bytes)),
                           [](std::byte* p) { std::free(p); });
       std::memset(memory.back().get(), 0, bytes);
       segments.all.push_back(memory.back().get());
-      arenas->of.push_back(PeerArena::of(r, arena.fd(), arena.bytes()));
+      arenas->of.push_back(PeerArena::of(r, arena.file()->fd(), arena.bytes()));
     }
     CHECK(run(1) == Verdict::timed_out);
   }

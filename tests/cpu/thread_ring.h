@@ -40,7 +40,7 @@ class ThreadRing {
     std::vector<std::shared_ptr<cpu::PeerArena>> offered;
     for (int r = 0; arena_bytes > 0 && r < ranks; ++r) {
       arenas_.push_back(std::make_unique<cpu::Arena>(arena_bytes));
-      offered.push_back(cpu::PeerArena::of(r, arenas_.back()->fd(), arena_bytes));
+      offered.push_back(cpu::PeerArena::of(r, arenas_.back()->file()->fd(), arena_bytes));
     }
     for (int r = 0; r < ranks; ++r) {
       Segments s;
@@ -50,7 +50,7 @@ class ThreadRing {
       std::shared_ptr<cpu::Arenas> arenas;
       if (arena_bytes > 0) {
         arenas = std::make_shared<cpu::Arenas>();
-        *arenas = {arenas_[size_t(r)].get(), offered};
+        *arenas = {arenas_[size_t(r)].get(), arenas_[size_t(r)]->file(), offered};
       }
       const int socket = sockets.empty() ? -1 : sockets[size_t(r)];
       if (channels > 1)

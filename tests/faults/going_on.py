@@ -149,6 +149,35 @@ def one_is_stopped(rank: int, size: int, folder: Path) -> None:
     new.close()
 
 
+def one_is_stopped_as_it_writes(rank: int, size: int, folder: Path) -> None:
+    """Rank 1 stops while it writes to the others' tensors, and goes on when these have gone on."""
+    communicator = begun(rank, size, folder, SHORT)
+    x = ringkern.empty(16 << 20).fill_(100)
+    check_sum(communicator, range(size))  # all begin now
+    if rank == 1:
+        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+    told = None
+    while told is None:
+        try:
+            communicator.all_reduce(x, dist.ReduceOp.MAX)
+        except RingKernError as error:
+            told = error
+    if rank == 1:
+        said(folder, rank, then=error_of(communicator.shrink))
+        return
+    new = communicator.shrink()
+    check_sum(new, [0, *range(2, size)])
+    x.fill_(rank)
+    if rank == 0:
+        os.kill(pid_of(1, folder), signal.SIGCONT)
+    wait_for(folder / "said1")
+    right = bool(x.eq(rank).all())
+    y = ringkern.empty(1 << 20).fill_(1)
+    new.all_reduce(y)
+    said(folder, rank, right=right, sum=y.sum().item())
+    new.close()
+
+
 def one_is_excluded(rank: int, size: int, folder: Path) -> None:
     communicator = begun(rank, size, folder)
     if rank == 1:

@@ -36,8 +36,8 @@ from tests.faults.trainings import Scenario, quantile
 CALL, BETWEEN, SHRINK, GROW = "in a call", "between calls", "in shrink", "in grow"
 # The moments of a death, and the longest delay.
 MOMENTS = {CALL: 0.003, BETWEEN: 0.0, SHRINK: 0.03, GROW: 0.05}
-STOP = "stopped"
-NEVER_S, SHORT_S = 600.0, 2.0
+STOP = "stopped in a call"
+NEVER_S, SHORT_S = 600.0, 1.0
 EVENTS = 8  # in one game
 
 
@@ -61,8 +61,13 @@ class Event:
     @classmethod
     def draw(cls, rng: random.Random, size: int, moment: str) -> Event:
         count = 2 if moment in (SHRINK, GROW) else 1 if moment == STOP else rng.randint(1, 2)
-        after_s = rng.uniform(0, MOMENTS.get(moment, 0.0))
-        return cls(moment, tuple(rng.sample(range(size), count)), after_s, rng.random() < 0.5)
+        after_s = rng.uniform(0, MOMENTS.get(moment, 0.01))
+        return cls(
+            moment,
+            tuple(rng.sample(range(size), count)),
+            after_s,
+            moment == STOP or rng.random() < 0.5,
+        )
 
 
 class Table(Page):
@@ -149,19 +154,28 @@ class Member:
         self.table.set(self.number, DIES_AT, time.monotonic_ns())
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def stops(self) -> None:
+        self.table.set(self.number, DIES_AT, time.monotonic_ns())
+        os.kill(os.getpid(), signal.SIGSTOP)
+
     def has_stopped(self, number: int) -> bool:
-        """Stops this rank if it has to; then it is told that the others have gone on."""
+        """Stops this rank in a call if it has to; then it is told that the others have gone on."""
         event = self.events[number]
         if event.moment != STOP or self.ring.rank not in event.victims:
             return False
         self.table.set(self.number, DIES_IN, number + 1)
-        self.table.set(self.number, DIES_AT, time.monotonic_ns())
-        os.kill(os.getpid(), signal.SIGSTOP)
-        for call in (lambda: self.ring.all_reduce(torch.ones(100_000)), self.ring.shrink):
-            try:
-                call()
-            except RingKernError as error:
-                self.note(told=type(error).__name__)
+        x = self.tensor(event)
+        threading.Timer(event.after_s, self.stops).start()
+        try:
+            while True:
+                self.ring.all_reduce(x.fill_(1))
+                assert x.eq(self.ring.size).all(), "wrong sum"
+        except RingKernError as error:
+            self.note(told=type(error).__name__)
+        try:
+            self.ring.shrink()
+        except RingKernError as error:
+            self.note(told=type(error).__name__)
         self.ring.close()
         return True
 
@@ -185,10 +199,14 @@ class Member:
         for _ in range(50 if event.moment == STOP else 0):
             assert self.sums_are_right(event.shared)
 
+    def tensor(self, event: Event) -> torch.Tensor:
+        n = 1_000_000 if event.moment == STOP else 100_000
+        return ringkern.empty(n) if event.shared else torch.empty(n)
+
     def goes_on_without(self, dead: set[int], number: int, dies: bool = False) -> None:
         """Calls until sums are right in a communicator without these; ``dies``: this one dies."""
         event, before = self.events[number], self.members
-        x = ringkern.empty(100_000) if event.shared else torch.empty(100_000)
+        x = self.tensor(event)
         while not self.sums_are_right(event.shared) or dead & set(self.members):
             try:
                 while True:
@@ -231,7 +249,7 @@ class Member:
 
     def sums_are_right(self, shared: bool = False) -> bool:
         """Returns whether a call succeeds, which must then have the right sum; learns who is in."""
-        n = 20_000
+        n = 200_000
         x = (ringkern.empty if shared else torch.empty)(n, dtype=torch.float64)
         x.fill_(2.0**self.number)
         numbers = torch.empty(self.ring.size, dtype=torch.int64)

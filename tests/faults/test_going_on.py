@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ import ringkern
 from ringkern.errors import CommUsageError, RendezvousError
 from ringkern.regroup import _name_after, _regrouped
 from tests.comm.exits import scenarios_of
+from tests.faults import regroups
 
 pytestmark = pytest.mark.library
 
@@ -72,6 +74,12 @@ def test_a_rank_that_was_stopped_is_told(scenarios: Scenario, tmp_path: Path) ->
     assert "went on without rank 1, which did not come in time" in said[1]["then"]["text"]
 
 
+def test_a_stopped_rank_writes_no_more_to_the_others(scenarios: Scenario, tmp_path: Path) -> None:
+    said = told(scenarios("one_is_stopped_as_it_writes", 2, tmp_path), tmp_path)
+    assert said[1]["then"]["kind"] == "CommAbortedError"
+    assert said[0] == {"right": True, "sum": 1 << 20}
+
+
 def test_a_rank_that_is_excluded(scenarios: Scenario, tmp_path: Path) -> None:
     said = told(scenarios("one_is_excluded", 3, tmp_path), tmp_path)
     for rank in (0, 2):
@@ -108,6 +116,24 @@ def test_a_process_that_joins_dies(scenarios: Scenario, tmp_path: Path) -> None:
     outcome = scenarios("joiner_dies", 4, tmp_path)
     for note in told(outcome, tmp_path, died=(3,)).values():
         assert note["ranks"] == [0, 1, None]
+
+
+@pytest.fixture(scope="module")
+def games() -> Iterator[Scenario]:
+    with scenarios_of("tests.faults.regroups", "--serve", OMP_NUM_THREADS="1") as run:
+        yield run
+
+
+@pytest.mark.parametrize("moment", [*regroups.MOMENTS, regroups.STOP])
+def test_ranks_die_at_random_moments(games: Scenario, tmp_path: Path, moment: str) -> None:
+    """`make faults` kills many more."""
+    rng, results = random.Random(moment), regroups.Results()
+    events = [regroups.Event.draw(rng, 3, moment) for _ in range(3)]
+    regroups.play_game(games, tmp_path / "game", 3, events, results)
+    assert not results.wrong
+    assert results.kills == sum(len(event.victims) for event in events)
+    assert len(results.joined) == results.kills
+    assert len(results.times[moment]) >= 3
 
 
 def test_nobody_takes_a_process_in() -> None:
