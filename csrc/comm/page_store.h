@@ -19,9 +19,10 @@ class PageStore final : public Store {
   // For members of the round. Throws SharedMemoryError.
   PageStore(std::shared_ptr<Control> control, Regroup::Round round);
 
-  // All throw PeerLostError once a member is gone, and RendezvousError once another one could not
-  // join: the round is then over, and so is the store. Not after the new ring stands.
+  // Throws RendezvousError if this rank's page is full.
   void set(const std::string& key, const std::string& value) override;
+  // Until the new ring stands, these throw PeerLostError once a member is gone, and RendezvousError
+  // once one could not join.
   std::string get(const std::string& key, Milliseconds timeout) override;
   int64_t add(const std::string& key, int64_t amount) override;
   // Returns the value that a rank has set, if any.

@@ -205,7 +205,6 @@ void Regroup::check(const Round& round, bool closer) {
     const auto lost = std::ranges::find_if(
         round.members, [&](int r) { return is_gone(r) && !has_joined(r, round.number); });
     if (lost == round.members.end()) return;
-    change(now, {now.round + 1, Stage::gathering, 0});
     throw PeerLostError(names.text(*lost) + " is gone, too", {names.number(*lost)});
   }
   throw RendezvousError(list_of(round.members, names) + " of communicator '" + control_.name +

@@ -63,8 +63,8 @@ class Regroup {
   // Tells the others whether this rank has joined the new ring, and returns whether all have: the
   // ring of this round then stands on all members. If false, gather() returns the next round.
   bool conclude(const Round& round, bool joined, Milliseconds patience);
-  // Throws PeerLostError once a member is gone that has not joined, and RendezvousError if the round
-  // is over. `closer`: also look for a member that is gone, which ends the round for all.
+  // Throws RendezvousError if the round is over. `closer`: throws PeerLostError if a member is gone
+  // that has not joined.
   void check(const Round& round, bool closer);
   // Returns whether a rank that is no member may still run.
   bool leaves_out_alive(const Round& round) const;

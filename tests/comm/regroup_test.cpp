@@ -374,6 +374,41 @@ TEST_CASE("what was told in an earlier round is gone in the next") {
   for (const Told& t : told) CHECK(t.formed && t.round.number == 1 && t.kind == "rendezvous");
 }
 
+TEST_CASE("the keys of a rank that is late for this round are not those of the last one") {
+  Pages pages(2);
+  std::atomic<bool> read{false}, looked{false};
+  on_threads(pages, {0, 1}, [&](Regroup& regroup, int r, Told& t) {
+    t.round = regroup.gather({}, {}, kLong, named_after(r));
+    PageStore first(pages.of[size_t(r)], t.round);
+    if (r == 1) first.set("key", "old");
+    if (r == 0) CHECK(first.get("key", kLong) == "old");
+    if (r == 0) read = true;
+    while (!read) std::this_thread::yield();
+    CHECK(!regroup.conclude(t.round, false, kLong));
+    CHECK_THROWS(RendezvousError, "begin again", first.add("sum", 0));
+    t.round = regroup.gather({}, {}, kLong, named_after(r));
+    while (r == 1 && !looked) std::this_thread::yield();
+    PageStore second(pages.of[size_t(r)], t.round);
+    if (r == 0) CHECK(!second.find("key"));
+    looked = true;
+    CHECK(regroup.conclude(t.round, true, kLong));
+  });
+}
+
+TEST_CASE("sizes that another rank has spoilt are not believed") {
+  Pages pages(2);
+  on_threads(pages, {0, 1}, [&](Regroup& regroup, int r, Told& t) {
+    t.round = regroup.gather({}, {}, kLong, named_after(r));
+    PageStore store(pages.of[size_t(r)], t.round);
+    RegroupNotes& own = pages.of[size_t(r)]->notes_of(r);
+    own.words[0] = uint64_t(1) << 32 | 0x7fffffff;
+    own.words[1] = 'k';
+    std::atomic_ref(own.used).store(r == 0 ? 3 : ~uint64_t(0));
+    CHECK(!store.find("k"));
+    CHECK(regroup.conclude(t.round, true, kLong));
+  });
+}
+
 TEST_CASE("the store outlives the ranks' agreement, but counters have an end") {
   Pages pages(2);
   std::vector<std::unique_ptr<PageStore>> stores(2);

@@ -153,15 +153,28 @@ TEST_CASE("a process that has mapped the arena before cannot write to it after i
 }
 
 TEST_CASE("an arena is not renewed while a call accesses tensors in it") {
-  Arena arena(4 * kMiB);
-  const auto file = arena.file();
-  {
-    const auto call = arena.hold();
-    CHECK_THROWS(TimeoutError, "in use by calls of other communicators",
-                 arena.renew(Milliseconds(10)));
-  }
-  CHECK(arena.is_in(file));
-  arena.renew(Milliseconds(10));
+  constexpr int64_t kCount = 1000;
+  ThreadRing ring(2, default_geometry(), std::chrono::seconds(60), 4 * kMiB);
+  const auto errors = ring.on_threads([&](int rank) {
+    auto* const data = static_cast<float*>(ring.arena(rank).allocate(kCount * sizeof(float)));
+    std::fill_n(data, kCount, float(rank + 1));
+    Task task;
+    task.algorithm = Algorithm::two_shot;
+    task.in = task.out = data;
+    task.count = kCount;
+    if (rank == 1) {
+      const std::atomic_ref round(ring.board(0).arrival.round);
+      while (round.load() == 0) std::this_thread::yield();  // rank 0 waits for this one
+      const auto file = ring.arena(0).file();
+      CHECK_THROWS(TimeoutError, "in use by calls of other communicators",
+                   ring.arena(0).renew(Milliseconds(10)));
+      CHECK(ring.arena(0).is_in(file));
+    }
+    ring.engine(rank).run(task);
+    CHECK(std::all_of(data, data + kCount, [](float x) { return x == 3; }));
+    if (rank == 0) ring.arena(0).renew(Milliseconds(1000));
+  });
+  CHECK(!errors[0] && !errors[1]);
 }
 
 TEST_CASE("without memory for a copy, the tensors stay as they are") {
@@ -170,11 +183,11 @@ TEST_CASE("without memory for a copy, the tensors stay as they are") {
   *word = 41;
   const auto file = arena.file();
   rlimit limits;
-  CHECK(::getrlimit(RLIMIT_FSIZE, &limits) == 0);
-  const rlimit less{4096, limits.rlim_max};
-  CHECK(::setrlimit(RLIMIT_FSIZE, &less) == 0);
-  CHECK_THROWS(SharedMemoryError, "ftruncate", arena.renew(Milliseconds(10)));
-  CHECK(::setrlimit(RLIMIT_FSIZE, &limits) == 0);
+  CHECK(::getrlimit(RLIMIT_AS, &limits) == 0);
+  const rlimit less{4 * kMiB, limits.rlim_max};  // which the process has mapped already
+  CHECK(::setrlimit(RLIMIT_AS, &less) == 0);
+  CHECK_THROWS(SharedMemoryError, "mmap", arena.renew(Milliseconds(10)));
+  CHECK(::setrlimit(RLIMIT_AS, &limits) == 0);
   CHECK(arena.is_in(file));
   CHECK_EQ(*word, 41);
   CHECK_EQ(arena.bytes_committed(), 2 * kMiB);
