@@ -207,6 +207,7 @@ class Runner:
     def all_gather(
         self, output: torch.Tensor, input: torch.Tensor, protocol: str, async_op: bool
     ) -> dist.Work | None: ...
+    def broadcast(self, tensor: torch.Tensor, root: int, async_op: bool) -> dist.Work | None: ...
     def time_all_reduce(
         self,
         tensor: torch.Tensor,

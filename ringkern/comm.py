@@ -245,6 +245,26 @@ class Communicator:
         call = (output, input, protocol_name(protocol))
         return self._c.all_gather(*call, async_op)
 
+    def broadcast(
+        self, tensor: SupportsDLPack, src: int, async_op: bool = False
+    ) -> dist.Work | None:
+        """Copies a tensor of one rank to all others, like :func:`torch.distributed.broadcast`.
+
+        Args:
+            tensor: read on rank ``src``, and written on the others; same dtype and size on all.
+            src: the rank in this communicator.
+            async_op: see :func:`ringkern.ring_all_reduce`.
+
+        Returns:
+            A ``torch.distributed.Work`` if ``async_op``, else ``None``.
+
+        Raises:
+            ValueError: ``src`` is no rank of this communicator. Also raises the errors of
+                :func:`ringkern.ring_all_reduce`.
+        """
+        tensor = as_tensor(tensor, "tensor", written=src != self.rank)
+        return self._c.broadcast(tensor, src, async_op)
+
     def explain(
         self,
         nbytes: int,
@@ -322,7 +342,9 @@ class Communicator:
         which learn of the failure at their next call. Needs no store. The ranks are numbered 0, 1,
         ... in their old order. A rank that dies meanwhile is left out, too.
 
-        The contents of tensors that a failed call had to write are undefined.
+        The contents of tensors that a failed call had to write are undefined. If a rank that is left
+        out may still run, this process's shared tensors move to new memory, at the same addresses:
+        no other thread of this process may write to them meanwhile.
         :attr:`regrouped` tells which rank is which, and how far the interrupted call has come.
 
         Args:
@@ -338,6 +360,9 @@ class Communicator:
             CommAbortedError: the others have gone on without this rank, which had been stopped or
                 came too late.
             CollectiveMismatchError: ranks exclude different ranks.
+            CollectiveTimeoutError: calls of other communicators on shared tensors have not ended
+                within the timeout.
+            SharedMemoryError: memory is short.
             CommUsageError: the communicator is closed, spans several hosts, or failed before all
                 its ranks had made a call.
             RendezvousError: the ranks that are left could not connect.
@@ -375,8 +400,8 @@ class Communicator:
         Raises:
             RendezvousError: fewer processes came within the timeout, and this communicator is as
                 before; or the ranks could not connect.
-            CommAbortedError, CollectiveMismatchError, CommUsageError, ValueError: see
-                :meth:`shrink`.
+            CommAbortedError, CollectiveMismatchError, CollectiveTimeoutError, SharedMemoryError,
+                CommUsageError, ValueError: see :meth:`shrink`.
         """
         if count < 1:
             raise ValueError(f"count is {count}: at least one process joins")

@@ -1,6 +1,6 @@
 """New communicators from old ones: without ranks that have died, and with processes that join.
 
-The ranks that go on agree over the memory that they share (``csrc/comm/regroup.h``), and meet there.
+The ranks that go on agree over their pages (``csrc/comm/regroup.h``), and meet there, too.
 With processes that join, they meet in the store in which these wait.
 """
 
@@ -118,15 +118,12 @@ class Joiners:
 
     def wait(self, deadline: float) -> None:
         """Returns when as many processes wait as may join."""
-        for pause in _pauses():
-            if (waiting := len(self.waiting())) >= self._count:
-                return
-            if time.monotonic() >= deadline:
-                raise RendezvousError(
-                    f"{waiting} of {self._count} processes have come to join '{self._name}': each "
-                    "calls ringkern.Communicator.join with this store and name"
-                )
-            time.sleep(pause)
+        _await(
+            lambda: len(self.waiting()) >= self._count or None,
+            deadline,
+            lambda: f"{len(self.waiting())} of {self._count} processes have come to join "
+            f"'{self._name}': each calls ringkern.Communicator.join with this store and name",
+        )
 
     def chosen(self) -> dict[int, tuple[int, int]]:
         """Returns those of :meth:`waiting` that may join, the first to come."""
@@ -178,13 +175,6 @@ def _read_joiner(text: bytes) -> tuple[Peer, tuple[int, int]]:
     where = "the record of a process that waits to join"
     peer, pid, started = decode.build(tuple[str, Number, Number], decode.load(text, where), where)
     return Peer.from_json(peer, 0), (pid, started)
-
-
-def _pauses() -> itertools.chain[float]:
-    growing = itertools.takewhile(
-        lambda s: s < _LONGEST_PAUSE_S, (_FIRST_PAUSE_S * 2**n for n in itertools.count())
-    )
-    return itertools.chain(growing, itertools.repeat(_LONGEST_PAUSE_S))
 
 
 def _meet(
@@ -321,9 +311,16 @@ def join(
     deadline = time.monotonic() + timeout_seconds(timeout)
     joiners = Joiners(store, name, 0)
     own = joiners.enter()
+
+    def nobody() -> str:
+        return (
+            "no communicator has taken this process in: the ranks of one on this host call grow() "
+            f"with this store and the name '{name}'"
+        )
+
     for number in itertools.count(1):
         invited = functools.partial(joiners.invitation, own, number)
-        invitation = _await(invited, name, deadline)
+        invitation = _await(invited, deadline, nobody)
         left = max(deadline - time.monotonic(), 0.001)
         try:
             meeting = joiners.meeting(invitation.address)
@@ -331,7 +328,7 @@ def join(
         except _AGAIN:
             continue  # a rank has died meanwhile; those that are left invite again
         formed = functools.partial(_has_formed, joiners, own, number, invitation, new)
-        if _await(formed, name, deadline):
+        if _await(formed, deadline, nobody):
             return new
         new._c.abort("the other ranks have begun again")
         new.close()
@@ -348,14 +345,16 @@ def _has_formed(
     return False if new._c.failed or joiners.invitation(own, number + 1) is not None else None
 
 
-def _await(found: Callable[[], _T | None], name: str, deadline: float) -> _T:
-    for pause in _pauses():
-        if (result := found()) is not None:
-            return result
+def _await(found: Callable[[], _T | None], deadline: float, late: Callable[[], str]) -> _T:
+    """Returns what ``found`` returns, unless that is ``None``: then it is called again.
+
+    Raises:
+        RendezvousError: the deadline has passed; the text is that of ``late``.
+    """
+    pause = _FIRST_PAUSE_S
+    while (result := found()) is None:
         if time.monotonic() >= deadline:
-            raise RendezvousError(
-                f"no communicator has taken this process in: the ranks of one on this host call "
-                f"grow() with this store and the name '{name}'"
-            )
+            raise RendezvousError(late())
         time.sleep(pause)
-    raise AssertionError
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+    return result

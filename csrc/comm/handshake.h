@@ -14,7 +14,7 @@ namespace ringkern {
 
 // Must change with everything that ranks need to have equal: these structs, the layout of segments,
 // flags and counters, and the order in which the ring moves chunks.
-inline constexpr uint32_t kLayoutVersion = 12;
+inline constexpr uint32_t kLayoutVersion = 13;
 
 // A hash of the lists whose entries ranks exchange as numbers.
 constexpr uint16_t lists_version() {

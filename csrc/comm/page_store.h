@@ -3,7 +3,6 @@
 // that proposed the round keeps the counters. It has no more than one round's keys.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -16,7 +15,7 @@ namespace ringkern {
 
 class PageStore final : public Store {
  public:
-  // For members of the round. Throws SharedMemoryError.
+  // For members of the round. It keeps the pages mapped, also once their communicator is closed.
   PageStore(std::shared_ptr<Control> control, Regroup::Round round);
 
   // Throws RendezvousError if this rank's page is full.

@@ -2,6 +2,8 @@
 #include "torch/runner.h"
 
 #include "torch/bindings.h"
+#include "torch/checks.h"
+#include "torch/collectives.h"
 #include "torch/norm.h"
 
 namespace ringkern::torch_ext {
@@ -33,6 +35,16 @@ WorkPtr Runner::all_gather(const at::Tensor& output, const at::Tensor& input,
                            const WayRequest& request, bool async_op) {
   return submit_one(c10d::OpType::_ALLGATHER_BASE, output,
                     prepare_all_gather(output, input, rank(), ranks()), request, async_op);
+}
+
+WorkPtr Runner::broadcast(const at::Tensor& tensor, int64_t root, bool async_op) {
+  const Seat seat{rank(), ranks()};
+  Call call;
+  call.type = c10d::OpType::BROADCAST;
+  call.outputs = {tensor};
+  add_broadcast(call, tensor, check_root(root, /*root_tensor=*/0, seat), seat);
+  call.device = call.tasks.front().device;
+  return submit(std::move(call), {.async_op = async_op, .has_work = async_op});
 }
 
 std::vector<int64_t> Runner::time_all_reduce(const at::Tensor& tensor, int64_t calls,
@@ -111,6 +123,8 @@ void bind_runner(py::module_& m) {
             return r.all_gather(output, input, WayRequest::of("auto", protocol), async_op);
           },
           py::arg("output"), py::arg("input"), py::arg("protocol"), py::arg("async_op"))
+      .def("broadcast", &Runner::broadcast, py::arg("tensor"), py::arg("root"),
+           py::arg("async_op"))
       .def(
           "time_all_reduce",
           [](Runner& r, const at::Tensor& tensor, int64_t calls, const std::string& algorithm,

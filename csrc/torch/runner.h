@@ -58,6 +58,7 @@ class Runner {
                          const c10d::ReduceOp& op, const WayRequest& request, bool async_op);
   WorkPtr all_gather(const at::Tensor& output, const at::Tensor& input, const WayRequest& request,
                      bool async_op);
+  WorkPtr broadcast(const at::Tensor& tensor, int64_t root, bool async_op);
   // Returns the sum of `x` over all ranks, contiguous. On CUDA on one host, may also compute
   // `norm`; `norm->done` tells.
   virtual at::Tensor sum_of(const at::Tensor& x, const WayRequest& request, RowNorm* norm) = 0;

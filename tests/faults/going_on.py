@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import ringkern
-from ringkern.errors import RingKernError
+from ringkern.errors import CommAbortedError, RingKernError
 from tests.comm.exits import serve
 from tests.faults.lives import leave_note, wait_for, wait_for_end_of
 
@@ -189,6 +189,26 @@ def one_is_excluded(rank: int, size: int, folder: Path) -> None:
     new = communicator.shrink(exclude=[1])
     check_sum(new, [0, *range(2, size)])
     said(folder, rank, **note_of(new), itself=itself, unknown=unknown)
+    new.close()
+
+
+def meeting_is_aborted(rank: int, size: int, folder: Path) -> None:
+    """The new ring of rank 1 is aborted once, as by a rank that could not join."""
+    communicator = begun(rank, size, folder)
+    if rank == 2:
+        return
+    meet, calls = ringkern.regroup._meet, []
+
+    def fail_once(*args: Any) -> ringkern.Communicator:
+        calls.append(args)
+        if rank == 1 and len(calls) == 1:
+            raise CommAbortedError("aborted by rank 0: another rank could not join")
+        return meet(*args)
+
+    ringkern.regroup._meet = fail_once
+    new = communicator.shrink(exclude=[2])
+    check_sum(new, [0, 1])
+    said(folder, rank, **note_of(new), meetings=len(calls))
     new.close()
 
 

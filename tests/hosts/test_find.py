@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -314,6 +316,23 @@ def test_a_rank_that_does_not_come_is_named_on_all() -> None:
     # The next attempt is another one.
     again = in_threads(list(range(4)), lambda r: find(store, "x", r, 4, LONG_S, peer(r)))
     assert again == dict.fromkeys(range(4), Hosts(("a",), (0,) * 4))
+
+
+def test_an_error_does_not_keep_its_search() -> None:
+    """A search that has failed is freed with its error, and not only when Python looks for cycles:
+    its store could keep memory of the dead.
+    """
+    store = dist.HashStore()
+    search = Search(store, "x", 0, 2, SHORT_S)
+    seen = weakref.ref(search)
+    with pytest.raises(RendezvousError):
+        search.wait()
+    gc.disable()
+    try:
+        del search
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_many_that_do_not_come_are_not_all_listed() -> None:

@@ -189,6 +189,15 @@ def test_report_of_unequal_numbers_of_losses(compare: ModuleType) -> None:
         compare.report(args, [[{"a": [1.0]}], [{"a": [1.0, 1.0]}]], tolerance=1e-5)
 
 
+def test_going_on(tmp_path: Path) -> None:
+    """Gradients are averaged over the ranks that are left: as many shares in one process."""
+    done, _ = run("going_on", "--ranks", "4", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("OK\n")
+    assert "4 ranks and a new one have ended with [0, -9, 0, 0, 0]" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
 def test_readme_lists_every_example() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")} - {"compare.py"}
     table = (EXAMPLES / "README.md").read_text()

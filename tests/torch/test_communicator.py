@@ -39,6 +39,17 @@ def _object(rank: int, size: int) -> None:
         assert work is not None
         work.wait()
         assert torch.equal(torch.from_numpy(array), summed(size))
+        last = values(size - 1)
+        sent = values(rank)
+        assert communicator.broadcast(sent, size - 1) is None
+        assert torch.equal(sent, last)
+        work = communicator.broadcast(array := values(rank).numpy(), 0, async_op=True)
+        assert work is not None
+        work.wait()
+        assert torch.equal(torch.from_numpy(array), values(0))
+        for src in (-1, size):
+            with pytest.raises(ValueError, match=f"the root is rank {src}, which is not among"):
+                communicator.broadcast(sent, src)
     communicator.close()  # any number of times
     communicator.close()
     for call in (
@@ -46,6 +57,7 @@ def _object(rank: int, size: int) -> None:
         lambda: communicator.all_reduce(x, async_op=True),
         lambda: communicator.reduce_scatter(part, x),
         lambda: communicator.all_gather(whole, part),
+        lambda: communicator.broadcast(part, 0),
     ):
         with pytest.raises(CommUsageError, match=r"communicator 'ringkern/.*' is closed"):
             call()
