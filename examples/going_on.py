@@ -148,7 +148,7 @@ def main() -> int:
             return 1
         results = [torch.load(f"{folder}/{rank}") for rank in [0, *range(2, args.ranks), None]]
     sizes = [int(size) for size in results[0][1]]
-    print("ranks in each step:", *sizes)
+    print(f"ranks in each step: {''.join(map(str, sizes))}")
     expected = alone(sizes)
     apart = max(float((weights - expected).abs().max()) for weights, _ in results)
     print(f"largest difference from the weights of one process: {apart:.1e} (accepted: 1e-12)")
