@@ -342,9 +342,9 @@ class Communicator:
         which learn of the failure at their next call. Needs no store. The ranks are numbered 0, 1,
         ... in their old order. A rank that dies meanwhile is left out, too.
 
-        The contents of tensors that a failed call had to write are undefined. If a rank that is left
-        out may still run, this process's shared tensors move to new memory, at the same addresses:
-        no other thread of this process may write to them meanwhile.
+        The contents of tensors that a failed call had to write are undefined. If a rank that is
+        left out may still run, this process's shared tensors move to new memory, at the same
+        addresses: no other thread of this process may write to them meanwhile.
         :attr:`regrouped` tells which rank is which, and how far the interrupted call has come.
 
         Args:

@@ -121,8 +121,10 @@ class Joiners:
         _await(
             lambda: len(self.waiting()) >= self._count or None,
             deadline,
-            lambda: f"{len(self.waiting())} of {self._count} processes have come to join "
-            f"'{self._name}': each calls ringkern.Communicator.join with this store and name",
+            lambda: (
+                f"{len(self.waiting())} of {self._count} processes have come to join "
+                f"'{self._name}': each calls ringkern.Communicator.join with this store and name"
+            ),
         )
 
     def chosen(self) -> dict[int, tuple[int, int]]:

@@ -154,7 +154,7 @@ class Control {
   int64_t pid_of(int rank) const { return process_of(rank).pid; }
   // Returns the part of a rank's page; only comm/regroup.cpp writes to it.
   RegroupPage& regrouping(int rank) const;
-  // Of rings of several ranks; only comm/page_store.cpp uses them. Each rank allocates its own
+  // Only comm/page_store.cpp uses these, in rings of several ranks. Each rank allocates its own
   // before it tells the others that it has arrived, and throws SharedMemoryError if it cannot.
   void allocate_notes();
   RegroupNotes& notes_of(int rank) const;

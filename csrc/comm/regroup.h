@@ -11,9 +11,9 @@
 //
 // GATHERING  each rank publishes that it has arrived. The lowest rank that has arrived proposes the
 //            members, once every rank has arrived or is gone, or when its time is over.
-// PROPOSED   the members make the new ring, through a store in their pages (comm/page_store.h) or at
-//            the address in the proposal, and publish that they have joined. The first to see that
-//            all have joined sets the stage to formed.
+// PROPOSED   the members make the new ring, by a store in their pages (comm/page_store.h) or at the
+//            address in the proposal, and publish that they have joined. The first to see that all
+//            have joined sets the stage to formed.
 // FORMED     final. A rank that is not a member gets an error, whatever it was doing meanwhile.
 #pragma once
 

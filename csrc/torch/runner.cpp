@@ -123,8 +123,7 @@ void bind_runner(py::module_& m) {
             return r.all_gather(output, input, WayRequest::of("auto", protocol), async_op);
           },
           py::arg("output"), py::arg("input"), py::arg("protocol"), py::arg("async_op"))
-      .def("broadcast", &Runner::broadcast, py::arg("tensor"), py::arg("root"),
-           py::arg("async_op"))
+      .def("broadcast", &Runner::broadcast, py::arg("tensor"), py::arg("root"), py::arg("async_op"))
       .def(
           "time_all_reduce",
           [](Runner& r, const at::Tensor& tensor, int64_t calls, const std::string& algorithm,
