@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <variant>
 
 #include "fault/render.h"
 #include "torch/bindings.h"
@@ -169,16 +170,20 @@ const Device& TorchCommunicator::device_on(c10::Device device) {
 static void bind_page_store(py::module_& m) {
   const py::call_guard<py::gil_scoped_release> no_gil;
   py::class_<PageStore, std::shared_ptr<PageStore>>(m, "PageStore")
-      .def("set", &PageStore::set, no_gil)
-      .def("get", [](PageStore& store,
-                     const std::string& key) { return py::bytes(store.find(key).value_or("")); })
-      .def("add", &PageStore::add, no_gil)
+      .def("set", &PageStore::set, py::arg("key"), py::arg("value"), no_gil)
+      .def(
+          "get",
+          [](PageStore& store, const std::string& key) {
+            return py::bytes(store.find(key).value_or(""));
+          },
+          py::arg("key"))
+      .def("add", &PageStore::add, py::arg("key"), py::arg("value"), no_gil)
       .def(
           "check",
           [](PageStore& store, const std::vector<std::string>& keys) {
             return std::ranges::all_of(keys, [&](const auto& k) { return !!store.find(k); });
           },
-          no_gil);
+          py::arg("keys"), no_gil);
 }
 
 void bind_communicator(py::module_& m) {
@@ -200,15 +205,17 @@ void bind_communicator(py::module_& m) {
       });
   bind_page_store(m);
   py::class_<TorchCommunicator, Runner>(m, "Communicator")
-      .def(py::init([](StorePtr store, std::string name, int rank, int size, double timeout_s) {
-             return std::make_unique<TorchCommunicator>(
-                 std::make_shared<C10dStore>(std::move(store)), std::move(name), rank, size,
-                 timeout_s);
+      .def(py::init([](std::variant<std::shared_ptr<PageStore>, StorePtr> store, std::string name,
+                       int rank, int size, double timeout_s) {
+             std::shared_ptr<Store> in;
+             if (auto* of_torch = std::get_if<StorePtr>(&store))
+               in = std::make_shared<C10dStore>(std::move(*of_torch));
+             else in = std::get<std::shared_ptr<PageStore>>(std::move(store));
+             return std::make_unique<TorchCommunicator>(std::move(in), std::move(name), rank, size,
+                                                        timeout_s);
            }),
            py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"),
            py::arg("timeout_s"))
-      .def(py::init<std::shared_ptr<PageStore>, std::string, int, int, double>(), py::arg("store"),
-           py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("timeout_s"))
       .def_property_readonly("failed", &TorchCommunicator::failed)
       .def_property_readonly("devices", &TorchCommunicator::devices)
       .def(
