@@ -383,6 +383,8 @@ bool Communicator::conclude(const Regroup::Round& round, bool joined, Millisecon
 
 void Communicator::shut_out(const Regroup::Round& round, Milliseconds patience) {
   check_open();
+  const auto turn = lock_and_look_out(turn_);
+  check_open();
   Ring& first = first_ring();
   if (!Regroup(*first.control).leaves_out_alive(round)) return;
   for (auto& [name, ring] : rings_) ring.transport->shut_out(patience);
