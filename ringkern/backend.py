@@ -17,11 +17,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 import ringkern_autoload
 
-from . import _C, news, recorder
+from . import _C, comm, news, recorder
 from .arguments import way_asked
 from .choose import ring_order, tables
 from .config import ON_FAULT, check_threads, config, timeout_seconds
@@ -43,26 +44,81 @@ class Options:
             the value of ``RINGKERN_ON_FAULT``.
         threads: the threads of this rank for a large collective; see
             :class:`ringkern.Communicator`.
+        enable_reconfigure: as that of ``init_process_group``: the group has no ranks until
+            ``reconfigure`` is called.
 
     Raises:
         ValueError: unknown ``inter_host`` or ``on_fault``, or ``threads`` is not 1 to 256.
+        NotImplementedError: ``enable_reconfigure`` with a torch before 2.14.
     """
 
     inter_host: str | None = None
     on_fault: str | None = None
     threads: int | None = None
+    enable_reconfigure: bool = False
 
     def __post_init__(self) -> None:
         engine_names(self.inter_host)
         check_threads(self.threads)
         if self.on_fault not in (None, *ON_FAULT):
             raise ValueError(f"on_fault is {self.on_fault!r}; accepted: {', '.join(ON_FAULT)}")
+        if self.enable_reconfigure and not hasattr(dist.distributed_c10d, "_reconfigure"):
+            raise NotImplementedError(
+                f"torch {torch.__version__} cannot reconfigure groups: leave enable_reconfigure "
+                "out, or use torch 2.14 or newer"
+            )
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """The function that makes the parts of a backend, each time that the ranks change.
+
+    Attributes:
+        asked: the user's options.
+        group_id: the name of the group.
+        on_fault: what this process does when the group fails.
+    """
+
+    asked: Options
+    group_id: str
+    on_fault: str
+
+    def make(
+        self, store: dist.Store, rank: int, size: int, ranks: list[int], seconds: float
+    ) -> _C.Members:
+        """Returns the parts for these ranks of the group, once all have come."""
+        name = f"backend/{self.group_id}"
+        recorder.remember_group(name, "undefined" if ranks else "default_pg", ranks or range(size))
+        hosts, roster = find_hosts(store, name, rank, size, seconds, self.asked.threads)
+        joined: dict[str, Any] = {}
+        if hosts.count > 1:
+            recorder.remember_hosts(name, hosts)
+            joined = over_hosts(self.asked.inter_host, store, name, rank, seconds, hosts)
+        return _C.make_members(
+            store,
+            name,
+            rank,
+            size,
+            seconds,
+            tables.tables_of(hosts, rank),
+            roster,
+            ring_order.orders,
+            on_fault=self.on_fault,
+            threads=hosts.threads_of(rank),
+            **joined,
+        )
+
+    @staticmethod
+    def end_others(kept: list[int], seconds: float) -> None:
+        """Ends the communicators over the ranks before; ``kept`` of these go on."""
+        comm.end_before_renewal(kept, seconds)
 
 
 def create(options: Any, backend_options: object = None) -> dist.distributed_c10d.Backend:
     """Makes this rank's backend, for ``init_process_group`` and ``new_group``.
 
-    Waits for all ranks of the group.
+    Waits for all ranks of the group, unless ``enable_reconfigure`` was given: then ``reconfigure``
+    does.
 
     Args:
         options: torch's ``_DistributedBackendOptions``: store, rank in the group, timeout.
@@ -74,41 +130,23 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
     Raises:
         TypeError: ``backend_options`` is neither :class:`Options` nor ``None``.
         ValueError: the timeout is not positive, or ``inter_host`` is unknown.
-        NotImplementedError: ``enable_reconfigure`` was given, which torch 2.14 and newer have.
         RendezvousError: a rank of the group did not make its backend within the timeout.
         PeerLostError: a rank of the group ended while this one waited.
     """
-    if getattr(options, "enable_reconfigure", False):
-        raise NotImplementedError(
-            "enable_reconfigure=True was given; the backend 'ringkern' cannot replace ranks of a "
-            "group: leave it out and restart all ranks after a failure, or use Gloo or NCCL"
-        )
     asked = _asked(backend_options)
-    size, rank = options.group_size, options.group_rank
-    name = f"backend/{options.group_id}"
-    ranks = options.global_ranks_in_group  # empty for the default group
-    recorder.remember_group(name, "undefined" if ranks else "default_pg", ranks or range(size))
+    waits = asked.enable_reconfigure or getattr(options, "enable_reconfigure", False)
+    # A process that ended at a fault could not go on.
+    on_fault = asked.on_fault or config.on_fault or ("raise" if waits else "")
     news.start()
-    seconds = timeout_seconds(options.timeout)
-    hosts, roster = find_hosts(options.store, name, rank, size, seconds, asked.threads)
-    joined: dict[str, Any] = {}
-    if hosts.count > 1:
-        recorder.remember_hosts(name, hosts)
-        joined = over_hosts(asked.inter_host, options.store, name, rank, seconds, hosts)
     return _C.make_backend(
         options.store,
-        name,
-        rank,
-        size,
-        ranks,
-        seconds,
+        options.group_rank,
+        options.group_size,
+        options.global_ranks_in_group,  # empty for the default group
+        timeout_seconds(options.timeout),
         *way_asked("auto", "auto", "auto", "auto"),
-        tables.tables_of(hosts, rank),
-        roster,
-        ring_order.orders,
-        on_fault=config.on_fault if asked.on_fault is None else asked.on_fault,
-        threads=hosts.threads_of(rank),
-        **joined,
+        _Maker(asked, options.group_id, on_fault),
+        waits,
     )
 
 

@@ -60,6 +60,7 @@ class Communicator:
     """
 
     _regrouped: Regrouped | None = None
+    _renewal = ""  # of the ranks of a process group
 
     def __init__(
         self,
@@ -484,10 +485,32 @@ def communicator_for(group: dist.ProcessGroup | None) -> Communicator:
         with _locks.setdefault(resolved, threading.Lock()):
             found = _by_group.get(resolved)
             if found is None:
-                found = _by_group[resolved] = Communicator(resolved)
+                found = Communicator(resolved)
+                found._renewal = _C.renewal_of(resolved)
+                _by_group[resolved] = found
     if config.leaves_all_open and isinstance(c := found._c, _C.Communicator):
         _C.remember(resolved, c)
     return found
+
+
+def end_before_renewal(kept: list[int], seconds: float) -> None:
+    """Ends the communicators of process groups whose ranks have changed; the next use makes new ones.
+
+    Args:
+        kept: the ranks before the change that go on.
+        seconds: how long to wait for calls of others on shared tensors.
+
+    Raises:
+        CollectiveTimeoutError, SharedMemoryError: see :meth:`Communicator.shrink`.
+    """
+    for group, ring in list(_by_group.items()):
+        if _C.renewal_of(group) == ring._renewal:
+            continue
+        del _by_group[group]
+        if len(kept) < ring.size:
+            ring.abort(f"the group goes on with {len(kept)} of its {ring.size} ranks")
+            ring._c.shut_out(kept, seconds)
+        ring.close()
 
 
 # How long a program that ends with calls in flight waits for its neighbours.

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import recorder
+from . import _C, recorder
 from .errors import CommUsageError
 
-# The number of communicators made for a group.
-_made: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+# The number of communicators made for a group, and for which of its renewals.
+_made: weakref.WeakKeyDictionary[dist.ProcessGroup, tuple[str, int]] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
 
 
@@ -41,10 +41,13 @@ def resolve_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 def place_of(group: dist.ProcessGroup | None) -> tuple[dist.Store, int, int, str]:
     """Returns the store, rank, number of ranks, and the name of the next ring over ``group``."""
     group = resolve_group(group)
+    renewal = _C.renewal_of(group)
     with _making:
-        number = _made[group] = _made.get(group, 0) + 1
+        of, number = _made.get(group, ("", 0))
+        number = number + 1 if of == renewal else 1
+        _made[group] = renewal, number
     # The n-th communicators of all ranks meet, whichever rank connects first.
-    name = f"ringkern/{group.group_name}"
+    name = f"ringkern/{group.group_name}{renewal}"
     recorder.remember_group(name, group.group_desc, recorder.ranks_of(group))
     name += f"#{number}" if number > 1 else ""
     return group.get_group_store(), group.rank(), group.size(), name

@@ -255,7 +255,7 @@ def regroup(
         place = _place_in(ring, old, round)
         places: list[int] = []
         try:
-            ring.shut_out(round, seconds)
+            ring.shut_out(round.members, seconds)
             if joiners is None or round.joiners == 0:
                 store: dist.Store | _C.PageStore = ring.meeting_of(round)
             else:

@@ -85,7 +85,7 @@ void Agreement::look(const std::string& waiting_for) {
   const double waited = std::chrono::duration<double>(Clock::now() - start_).count();
   if (overdue())
     throw Lost("no ring of " + std::to_string(size_) + " ranks within " + seconds_text(timeout_) +
-               who_is_late(waiting_for) +
+               " (timed out)" + who_is_late(waiting_for) +
                ". All ranks must make this call, each within the timeout of the others");
   if (waited >= patience_) {
     patience_ = waited < 30 ? 30 : patience_ + 60;

@@ -381,13 +381,12 @@ bool Communicator::conclude(const Regroup::Round& round, bool joined, Millisecon
   return Regroup(*first_ring().control, look_for_abort()).conclude(round, joined, patience);
 }
 
-void Communicator::shut_out(const Regroup::Round& round, Milliseconds patience) {
+void Communicator::shut_out(const std::vector<int>& members, Milliseconds patience) {
   check_open();
   const auto turn = lock_and_look_out(turn_);
   check_open();
-  Ring& first = first_ring();
-  if (!Regroup(*first.control).leaves_out_alive(round)) return;
-  for (auto& [name, ring] : rings_) ring.transport->shut_out(patience);
+  for (auto& [name, ring] : rings_)
+    if (Regroup(*ring.control).leaves_out_alive(members)) ring.transport->shut_out(patience);
 }
 
 std::shared_ptr<PageStore> Communicator::meeting_of(const Regroup::Round& round) {

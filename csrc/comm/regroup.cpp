@@ -211,9 +211,9 @@ void Regroup::check(const Round& round, bool closer) {
                         "' begin again: one of them is gone, or could not join");
 }
 
-bool Regroup::leaves_out_alive(const Round& round) const {
+bool Regroup::leaves_out_alive(const std::vector<int>& members) const {
   for (int r = 0; r < control_.ranks; ++r)
-    if (std::ranges::count(round.members, r) == 0 && !is_gone(r)) return true;
+    if (std::ranges::count(members, r) == 0 && !is_gone(r)) return true;
   return false;
 }
 

@@ -67,8 +67,8 @@ class Regroup {
   // Throws RendezvousError if the round is over. `closer`: throws PeerLostError if a member is gone
   // that has not joined.
   void check(const Round& round, bool closer);
-  // Returns whether a rank that is no member may still run.
-  bool leaves_out_alive(const Round& round) const;
+  // Returns whether a rank that is none of these may still run.
+  bool leaves_out_alive(const std::vector<int>& members) const;
 
  private:
   enum class Stage : uint64_t { gathering, proposed, formed };

@@ -419,6 +419,13 @@ void HostsCommunicator::abort(const std::string& reason) {
   inner_->give_up(mine);
 }
 
+void HostsCommunicator::shut_out(const std::vector<int>& members, Milliseconds patience) {
+  std::vector<int> inside;
+  for (const int rank : members)
+    if (hosts_.host_of(rank) == hosts_.host()) inside.push_back(hosts_.local_of(rank));
+  inner_->shut_out(inside, patience);
+}
+
 // Finishes the calls in progress on any thread first.
 void HostsCommunicator::close(double patience_s) {
   if (forked()) {

@@ -54,6 +54,7 @@ class HostsCommunicator final : public Runner {
   std::pair<std::string, std::vector<std::string>> shared_memory() override {
     return inner_->shared_memory();
   }
+  void shut_out(const std::vector<int>& members, Milliseconds patience) override;
   at::Tensor sum_of(const at::Tensor& x, const WayRequest& request, RowNorm*) override {
     const at::AutoDispatchBelowADInplaceOrView guard;
     at::Tensor out = x.clone(at::MemoryFormat::Contiguous);
@@ -88,6 +89,10 @@ class HostsCommunicator final : public Runner {
   bool failed() override {
     std::lock_guard lock(state_);
     return failure_.has_value();
+  }
+  std::optional<Fault> trouble() override {
+    std::lock_guard lock(state_);
+    return failure_;
   }
   void abort(const std::string& reason) override;
   void close(double patience_s) override;

@@ -44,7 +44,7 @@ class DeviceP2p {
   DeviceP2p(std::shared_ptr<Store> store, std::string name, Seat seat, Milliseconds timeout,
             RankNames names, CallWork::Elsewhere elsewhere);
 
-  void set_on_fault(OnFault policy) { on_fault_ = policy; }
+  void set_on_fault(OnFault policy) { on_fault_.set(policy); }
 
   c10::intrusive_ptr<CallWork> post(Call call, const WayRequest& request, Milliseconds timeout,
                                     bool collective);
@@ -82,7 +82,7 @@ class DeviceP2p {
   // that send to each other first do not wait for each other.
   struct Pair {
     Pair(c10::Device d, const std::shared_ptr<Store>& store, const std::string& name, int place,
-         Milliseconds timeout, OnFault policy, RankNames names)
+         Milliseconds timeout, const FaultPolicy& policy, RankNames names)
         : where(d), device(pair_device_for(d, place, timeout, policy)),
           comm(store, name, place, 2, timeout, std::move(names)) {}
 
@@ -164,7 +164,7 @@ class DeviceP2p {
   const Milliseconds timeout_;
   const RankNames names_;
   const CallWork::Elsewhere elsewhere_;
-  OnFault on_fault_ = OnFault::by_device;
+  FaultPolicy on_fault_;
   std::mutex launching_;  // keeps the launches of a pair in the order of its calls
   std::mutex mutex_;      // guards what follows
   std::condition_variable launched_;

@@ -65,7 +65,7 @@ class OneHostP2p final : public P2pRunner {
     tellers_.drain(left_until(end));
   }
   void set_on_fault(OnFault policy) override {
-    on_fault_ = policy;
+    on_fault_.set(policy);
     on_devices_.set_on_fault(policy);
   }
   void hold() override { on_devices_.hold(); }
@@ -90,7 +90,7 @@ class OneHostP2p final : public P2pRunner {
     return std::max(left, Milliseconds(0));
   }
 
-  OnFault on_fault_ = OnFault::by_device;
+  FaultPolicy on_fault_;
   std::atomic<bool> aborted_{false};  // by this rank, or closed
   Worker tellers_;
   const std::unique_ptr<cpu::P2pEngine> engine_;

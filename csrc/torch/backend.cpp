@@ -1,6 +1,8 @@
 // "ringkern" as a torch.distributed backend. It turns c10d's calls into calls of
 // torch/collectives.h and p2p/torch_collectives.h, and runs them over the ring or between pairs of
 // ranks.
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
 #include <map>
 #include <string>
 #include <utility>
@@ -24,7 +26,7 @@ class RingBackend final : public BackendBase {
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& o) override {
     const at::Tensor& t = only_one(tensors, "tensor");
     Call call = begin(c10d::OpType::BROADCAST, "ringkern:broadcast", tensors, {t});
-    add_broadcast(call, t, check_root(o.rootRank, o.rootTensor, seat_), seat_);
+    add_broadcast(call, t, check_root(o.rootRank, o.rootTensor, seat()), seat());
     return over_ring(std::move(call), o);
   }
 
@@ -32,7 +34,7 @@ class RingBackend final : public BackendBase {
     const at::Tensor& t = only_one(tensors, "tensor");
     if (t.defined() && t.is_sparse()) return allreduce_sparse(tensors, o);
     Call call = begin(c10d::OpType::ALLREDUCE, "ringkern:all_reduce", tensors, {t});
-    add_all_reduce(call, t, op_of(o.reduceOp), seat_, "tensor");
+    add_all_reduce(call, t, op_of(o.reduceOp), seat(), "tensor");
     return over_ring(std::move(call), o);
   }
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& o) override {
@@ -40,7 +42,7 @@ class RingBackend final : public BackendBase {
     Call call = begin(c10d::OpType::ALLREDUCE_COALESCED, "ringkern:all_reduce", tensors, tensors);
     const OpCall op = op_of(o.reduceOp);
     for (size_t i = 0; i < tensors.size(); ++i)
-      add_all_reduce(call, tensors[i], op, seat_, nth("tensors", i));
+      add_all_reduce(call, tensors[i], op, seat(), nth("tensors", i));
     return over_ring(std::move(call), o);
   }
   // Returns a work that is done.
@@ -49,9 +51,9 @@ class RingBackend final : public BackendBase {
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& o) override {
     const at::Tensor& t = only_one(tensors, "tensor");
     Call call = begin(c10d::OpType::REDUCE, "ringkern:reduce", tensors, {t});
-    const int root = check_root(o.rootRank, o.rootTensor, seat_);
+    const int root = check_root(o.rootRank, o.rootTensor, seat());
     check_target(t, "tensor");
-    add_reduce(call, t, t, op_of(o.reduceOp), root, seat_, "tensor");
+    add_reduce(call, t, t, op_of(o.reduceOp), root, seat(), "tensor");
     return over_ring(std::move(call), o);
   }
 
@@ -60,21 +62,21 @@ class RingBackend final : public BackendBase {
     const at::Tensor& in = only_one(ins, "tensor");
     check_length(outs.size(), "the list of tensor_list", 1, "that of this rank");
     Call call = begin(c10d::OpType::ALLGATHER, "ringkern:all_gather", ins, outs.front());
-    add_all_gather(call, outs.front(), in, seat_, "tensor_list");
+    add_all_gather(call, outs.front(), in, seat(), "tensor_list");
     return over_ring(std::move(call), o);
   }
   WorkPtr _allgather_base(at::Tensor& out, at::Tensor& in,
                           const c10d::AllgatherOptions& o) override {
     Tensors ins{in};
     Call call = begin(c10d::OpType::_ALLGATHER_BASE, "ringkern:all_gather", ins, {out});
-    add_all_gather(call, out, in, seat_);
+    add_all_gather(call, out, in, seat());
     return over_ring(std::move(call), o);
   }
   // `outs[r][i]`: the value that rank r gave for tensor i.
   WorkPtr allgather_coalesced(std::vector<Tensors>& outs, Tensors& ins,
                               const c10d::AllgatherOptions& o) override {
     check_some(ins.size(), "input_tensor_list");
-    check_length(outs.size(), "output_tensor_lists", size_t(seat_.ranks));
+    check_length(outs.size(), "output_tensor_lists", size_t(seat().ranks));
     for (size_t r = 0; r < outs.size(); ++r)
       check_length(outs[r].size(), nth("output_tensor_lists", r), ins.size(),
                    "one for each of input_tensor_list");
@@ -83,7 +85,7 @@ class RingBackend final : public BackendBase {
     for (size_t i = 0; i < ins.size(); ++i) {
       Tensors of_all;
       for (const Tensors& of_rank : outs) of_all.push_back(of_rank[i]);
-      add_all_gather(call, of_all, ins[i], seat_, "output_tensor_lists");
+      add_all_gather(call, of_all, ins[i], seat(), "output_tensor_lists");
     }
     return over_ring(std::move(call), o);
   }
@@ -92,7 +94,7 @@ class RingBackend final : public BackendBase {
     check_some(ins.size(), "input_tensors");
     check_length(outs.size(), "output_tensors", ins.size(), "one for each of input_tensors");
     Call call = begin(c10d::OpType::ALLGATHER_COALESCED, "ringkern:all_gather", ins, outs);
-    for (size_t i = 0; i < ins.size(); ++i) add_all_gather(call, outs[i], ins[i], seat_);
+    for (size_t i = 0; i < ins.size(); ++i) add_all_gather(call, outs[i], ins[i], seat());
     return over_ring(std::move(call), o);
   }
 
@@ -101,14 +103,14 @@ class RingBackend final : public BackendBase {
     const at::Tensor& out = only_one(outs, "output");
     check_length(ins.size(), "the list of input_list", 1, "that of this rank");
     Call call = begin(c10d::OpType::REDUCE_SCATTER, "ringkern:reduce_scatter", ins.front(), outs);
-    add_reduce_scatter(call, out, ins.front(), op_of(o.reduceOp), seat_, "input_list");
+    add_reduce_scatter(call, out, ins.front(), op_of(o.reduceOp), seat(), "input_list");
     return over_ring(std::move(call), o);
   }
   WorkPtr _reduce_scatter_base(at::Tensor& out, at::Tensor& in,
                                const c10d::ReduceScatterOptions& o) override {
     Tensors ins{in};
     Call call = begin(c10d::OpType::_REDUCE_SCATTER_BASE, "ringkern:reduce_scatter", ins, {out});
-    add_reduce_scatter(call, out, in, op_of(o.reduceOp), seat_);
+    add_reduce_scatter(call, out, in, op_of(o.reduceOp), seat());
     return over_ring(std::move(call), o);
   }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outs, Tensors& ins,
@@ -117,14 +119,14 @@ class RingBackend final : public BackendBase {
     check_length(outs.size(), "output_tensors", ins.size(), "one for each of input_tensors");
     Call call = begin(kReduceScatterTensorCoalesced, "ringkern:reduce_scatter", ins, outs);
     const OpCall op = op_of(o.reduceOp);
-    for (size_t i = 0; i < ins.size(); ++i) add_reduce_scatter(call, outs[i], ins[i], op, seat_);
+    for (size_t i = 0; i < ins.size(); ++i) add_reduce_scatter(call, outs[i], ins[i], op, seat());
     return over_ring(std::move(call), o);
   }
 
   WorkPtr gather(std::vector<Tensors>& outs, Tensors& ins, const c10d::GatherOptions& o) override {
     const at::Tensor& in = only_one(ins, "tensor");
     Call call = begin(c10d::OpType::GATHER, "ringkern:gather", ins, flattened(outs));
-    add_gather(call, outs, in, check_root(o.rootRank, 0, seat_), seat_);
+    add_gather(call, outs, in, check_root(o.rootRank, 0, seat()), seat());
     return between_pairs(std::move(call), o);
   }
   WorkPtr scatter(Tensors& outs, std::vector<Tensors>& ins,
@@ -132,26 +134,26 @@ class RingBackend final : public BackendBase {
     const at::Tensor& out = only_one(outs, "tensor");
     const Tensors given = flattened(ins);
     Call call = begin(c10d::OpType::SCATTER, "ringkern:scatter", given, outs);
-    add_scatter(call, out, ins, check_root(o.rootRank, 0, seat_), seat_);
+    add_scatter(call, out, ins, check_root(o.rootRank, 0, seat()), seat());
     return between_pairs(std::move(call), o);
   }
   WorkPtr alltoall(Tensors& outs, Tensors& ins, const c10d::AllToAllOptions& o) override {
     Call call = begin(c10d::OpType::ALLTOALL, "ringkern:all_to_all", ins, outs);
-    add_all_to_all(call, outs, ins, seat_);
+    add_all_to_all(call, outs, ins, seat());
     return between_pairs(std::move(call), o);
   }
   WorkPtr alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_sizes,
                         std::vector<int64_t>& in_sizes, const c10d::AllToAllOptions& o) override {
     Tensors ins{in};
     Call call = begin(c10d::OpType::ALLTOALL_BASE, "ringkern:all_to_all", ins, {out});
-    add_all_to_all(call, out, in, out_sizes, in_sizes, seat_);
+    add_all_to_all(call, out, in, out_sizes, in_sizes, seat());
     return between_pairs(std::move(call), o);
   }
 
   WorkPtr send(Tensors& tensors, int peer, int tag) override {
     const at::Tensor& t = only_one(tensors, "tensor");
     check_dense(t, "tensor");
-    check_peer(peer, "dst", tag, seat_);
+    check_peer(peer, "dst", tag, seat());
     Call call = begin(c10d::OpType::SEND, "ringkern:send", tensors, {t});
     add_send(call, t, peer);
     return deliver(std::move(call), tag);
@@ -159,7 +161,7 @@ class RingBackend final : public BackendBase {
   WorkPtr recv(Tensors& tensors, int peer, int tag) override {
     const at::Tensor& t = only_one(tensors, "tensor");
     check_target(t, "tensor");
-    check_peer(peer, "src", tag, seat_);
+    check_peer(peer, "src", tag, seat());
     Call call = begin(c10d::OpType::RECV, "ringkern:recv", tensors, {t});
     add_receive(call, t, peer);
     return deliver(std::move(call), tag);
@@ -181,16 +183,24 @@ class RingBackend final : public BackendBase {
     const at::Tensor token = at::zeros({1}, at::kByte);
     Call call = begin(c10d::OpType::BARRIER, "ringkern:barrier", {}, {});
     call.device = at::kCPU;
-    add_all_reduce(call, token, {Op::max}, seat_, "tensor");
+    add_all_reduce(call, token, {Op::max}, seat(), "tensor");
     return over_ring(std::move(call), o);  // the user gives no tensor
   }
   void monitoredBarrier(const c10d::BarrierOptions& o, bool wait_all_ranks) override {
     const bool unset = o.timeout == c10d::kUnsetTimeout;  // 0 is a timeout
     called_by_torch([&] {
-      monitored_barrier(*store_, seat_, monitored_barriers_++, unset ? timeout_.load() : o.timeout,
+      check_members();
+      C10dStore store(place_.store);
+      monitored_barrier(store, seat(), monitored_barriers_++, unset ? timeout_.load() : o.timeout,
                         wait_all_ranks);
     });
   }
+
+  // Makes the backend of the ranks that are left, for torch.distributed.shrink_group: all of them
+  // call it, and the excluded ones do not. This one is unusable then, whatever the flags: calls that
+  // have not ended when all have come are aborted.
+  c10::intrusive_ptr<Backend> shrink(const std::vector<int64_t>& ranks_to_exclude, int flags,
+                                     const c10::intrusive_ptr<Options>& options) override;
 };
 
 WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& o) {
@@ -199,12 +209,12 @@ WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpt
     throw py::value_error("tensor is sparse; sparse tensors are summed: give ReduceOp.SUM");
   Call call = begin(c10d::OpType::_ALLREDUCE_SPARSE, "ringkern:sparse_all_reduce", tensors, {t});
   const Record record(group(), call, ++sequence_, o.asyncOp);
-  sum_sparse(t, seat_.rank, seat_.ranks, [&](const at::Tensor& in) {
+  sum_sparse(t, seat().rank, seat().ranks, [&](const at::Tensor& in) {
     std::vector<int64_t> sizes = in.sizes().vec();
-    sizes.insert(sizes.begin(), seat_.ranks);
+    sizes.insert(sizes.begin(), seat().ranks);
     const at::Tensor out = at::empty(sizes, in.options());
     Call gather;
-    add_all_gather(gather, out, in, seat_);
+    add_all_gather(gather, out, in, seat());
     called_by_torch(
         [&] { ring_->submit(std::move(gather), {.request = request_, .timeout = timeout_of(o)}); });
     return out;
@@ -214,65 +224,103 @@ WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpt
   return noted(work);
 }
 
-// Makes the backend of a group on one host, or on several if `host_of` gives each rank's host.
-c10::intrusive_ptr<c10d::Backend> make_backend(
-    c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
-    const std::vector<int64_t>& global_ranks, double timeout_s, const WayRequest& request,
-    const std::map<std::string, WayTables::Lists>& tables, Roster roster, FindOrders find_orders,
-    OnFault policy, int threads, const std::vector<int>& host_of,
-    const std::vector<std::string>& host_names, py::object engine,
-    const HostsCommunicator::InterHostCosts& inter_host_costs) {
-  std::unique_ptr<Runner> ring;
-  std::unique_ptr<P2pRunner> messenger;
+c10::intrusive_ptr<c10d::Backend> RingBackend::shrink(const std::vector<int64_t>& ranks_to_exclude,
+                                                      int /*flags*/,
+                                                      const c10::intrusive_ptr<Options>& options) {
+  const Place place = called_by_torch([&] {
+    check_members();
+    return place_without(ranks_to_exclude);
+  });
+  const Milliseconds timeout = options ? options->timeout : timeout_.load();
+  Members members = meet(place, timeout);
+  std::vector<int> kept = ranks_without(ranks_to_exclude);
+  called_by_torch([&] { part_from_others(kept); });
+  place_.renewal += "/shrunk";
+  maker_.end_others(kept, timeout);
+  return c10::make_intrusive<RingBackend>(place, double(timeout.count()) / 1000, request_, maker_,
+                                          std::move(members));
+}
+
+// Makes the parts for a group on one host, or on several if `host_of` gives each rank's host.
+Members make_members(c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank,
+                     int size, double timeout_s,
+                     const std::map<std::string, WayTables::Lists>& tables, Roster roster,
+                     FindOrders find_orders, OnFault policy, int threads,
+                     const std::vector<int>& host_of, const std::vector<std::string>& host_names,
+                     py::object engine, const HostsCommunicator::InterHostCosts& inter_host_costs) {
+  Members made;
   if (host_of.empty()) {
-    ring = std::make_unique<TorchCommunicator>(std::make_shared<C10dStore>(store), name, rank, size,
-                                               timeout_s);
-    ring->set_roster(std::move(roster));
-    messenger = make_p2p(std::make_shared<C10dStore>(store), "backend/pairs", Seat{rank, size},
-                         milliseconds(timeout_s));
+    made.ring = std::make_shared<TorchCommunicator>(std::make_shared<C10dStore>(store), name, rank,
+                                                    size, timeout_s);
+    made.ring->set_roster(std::move(roster));
+    made.messenger = make_p2p(std::make_shared<C10dStore>(store), "backend/pairs", Seat{rank, size},
+                              milliseconds(timeout_s));
   } else {
     auto over_hosts =
-        std::make_unique<HostsCommunicator>(store, name, Hosts(rank, host_of, host_names),
+        std::make_shared<HostsCommunicator>(store, name, Hosts(rank, host_of, host_names),
                                             timeout_s, std::move(engine), inter_host_costs);
     over_hosts->set_roster(std::move(roster));  // the messenger already waits for other ranks
-    messenger = make_hosts_p2p(*over_hosts, std::make_shared<C10dStore>(store), "backend/pairs",
-                               milliseconds(timeout_s));
-    ring = std::move(over_hosts);
+    made.messenger = make_hosts_p2p(*over_hosts, std::make_shared<C10dStore>(store),
+                                    "backend/pairs", milliseconds(timeout_s));
+    made.ring = std::move(over_hosts);
   }
-  ring->set_orders(std::move(find_orders));
-  ring->set_on_fault(policy);
-  ring->set_threads(threads);
-  messenger->set_on_fault(policy);
-  const WithoutGil no_gil;
-  return c10::make_intrusive<RingBackend>(std::move(store), rank, size, global_ranks, timeout_s,
-                                          request, tables, std::move(ring), std::move(messenger));
+  made.ring->set_orders(std::move(find_orders));
+  made.ring->set_on_fault(policy);
+  made.ring->set_threads(threads);
+  for (const auto& [device, lists] : tables) made.ring->set_table(device, lists);
+  made.messenger->set_on_fault(policy);
+  return made;
 }
 
 }  // namespace
 
 void bind_backend(py::module_& m) {
+  py::class_<Members>(m, "Members");
   m.def(
-      "make_backend",
+      "make_members",
       [](c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
-         const std::vector<int64_t>& global_ranks, double timeout_s, const std::string& algorithm,
-         const std::string& protocol, bool in_rank_order, bool wide,
-         const std::map<std::string, WayTables::Lists>& tables, const RosterParts& roster,
-         py::object find_orders, const std::string& on_fault, int threads,
-         const std::vector<int>& host_of, const std::vector<std::string>& host_names,
+         double timeout_s, const std::map<std::string, WayTables::Lists>& tables,
+         const RosterParts& roster, py::object find_orders, const std::string& on_fault,
+         int threads, const std::vector<int>& host_of, const std::vector<std::string>& host_names,
          py::object engine, const HostsCommunicator::InterHostCosts& inter_host_costs) {
-        return make_backend(std::move(store), name, rank, size, global_ranks, timeout_s,
-                            WayRequest::of(algorithm, protocol, in_rank_order, wide), tables,
+        return make_members(std::move(store), name, rank, size, timeout_s, tables,
                             roster_of(roster), orders_by(std::move(find_orders)),
                             on_fault_of(on_fault), threads, host_of, host_names, std::move(engine),
                             inter_host_costs);
       },
-      py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"),
-      py::arg("timeout_s"), py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"),
-      py::arg("wide"), py::arg("tables"), py::arg("roster") = RosterParts(),
-      py::arg("find_orders") = py::none(), py::arg("on_fault") = "", py::arg("threads") = 1,
-      py::arg("host_of") = std::vector<int>(), py::arg("host_names") = std::vector<std::string>(),
-      py::arg("engine") = py::none(),
+      py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("timeout_s"),
+      py::arg("tables"), py::arg("roster") = RosterParts(), py::arg("find_orders") = py::none(),
+      py::arg("on_fault") = "", py::arg("threads") = 1, py::arg("host_of") = std::vector<int>(),
+      py::arg("host_names") = std::vector<std::string>(), py::arg("engine") = py::none(),
       py::arg("inter_host_costs") = HostsCommunicator::InterHostCosts());
+  m.def(
+      "make_backend",
+      [](c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+         const std::vector<int64_t>& global_ranks, double timeout_s, const std::string& algorithm,
+         const std::string& protocol, bool in_rank_order, bool wide, py::object maker,
+         bool waits) -> c10::intrusive_ptr<c10d::Backend> {
+        const Place place{{rank, size}, global_ranks, std::move(store)};
+        const auto request = WayRequest::of(algorithm, protocol, in_rank_order, wide);
+        const Maker makes(kept(std::move(maker)));
+        Members members = waits ? Members{} : makes.make(place, milliseconds(timeout_s));
+        const WithoutGil no_gil;
+        return c10::make_intrusive<RingBackend>(place, timeout_s, request, makes,
+                                                std::move(members));
+      },
+      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"),
+      py::arg("timeout_s"), py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"),
+      py::arg("wide"), py::arg("maker"), py::arg("waits") = false);
+  m.def(
+      "renewal_of",
+      [](const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+        for (const c10::Device device : group->getDeviceTypes()) {
+          const auto backend = group->getBackend(device.type());
+          if (const auto* const mine = dynamic_cast<const BackendBase*>(backend.get()))
+            return mine->renewal();
+        }
+        return std::string();
+      },
+      py::arg("group"));
   m.def(
       "close_backends",
       [](double patience_s) { OpenBackends::all().close(milliseconds(patience_s)); },

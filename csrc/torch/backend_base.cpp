@@ -2,28 +2,27 @@
 
 namespace ringkern::torch_ext {
 
-BackendBase::BackendBase(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
-                         const std::vector<int64_t>& global_ranks, double timeout_s,
-                         const WayRequest& request,
-                         const std::map<std::string, WayTables::Lists>& tables,
-                         std::unique_ptr<Runner> ring, std::unique_ptr<P2pRunner> messenger)
-    : Backend(rank, size), seat_{rank, size}, group_(group_record(rank, size, global_ranks)),
-      timeout_(milliseconds(timeout_s)), request_(request),
-      store_(std::make_shared<C10dStore>(store)), ring_(std::move(ring)),
-      messenger_(std::move(messenger)) {
-  for (const auto& [device, lists] : tables) ring_->set_table(device, lists);
+BackendBase::BackendBase(const Place& place, double timeout_s, const WayRequest& request,
+                         Maker maker, Members members)
+    : Backend(place.seat.rank, place.seat.ranks), timeout_(milliseconds(timeout_s)),
+      request_(request), maker_(std::move(maker)), first_(place) {
+  become(place, std::move(members));
   init();
   OpenBackends::all().add(this, [this](Milliseconds patience) { close(patience); });
 }
 
 void BackendBase::startCoalescing() {
+  called_by_torch([&] { check_members(); });
   messenger_->hold();
   std::lock_guard lock(mutex_);
   coalescing_ = true;
 }
 
 WorkPtr BackendBase::endCoalescing() {
-  called_by_torch([&] { messenger_->release(); });
+  called_by_torch([&] {
+    check_members();
+    messenger_->release();
+  });
   std::lock_guard lock(mutex_);
   coalescing_ = false;
   return c10::make_intrusive<JointWork>(std::exchange(coalesced_, {}));
@@ -31,9 +30,19 @@ WorkPtr BackendBase::endCoalescing() {
 
 void BackendBase::close(Milliseconds patience) {
   if (Signals::interrupts(this)) return abort_for("it was closed in a signal handler");
+  const Members now = members();
+  if (now.ring == nullptr) return;
   const WithoutGil no_gil;
-  messenger_->close(patience);
-  ring_->close(double(patience.count()) / 1000);
+  now.messenger->close(patience);
+  now.ring->close(double(patience.count()) / 1000);
+}
+
+c10d::ErrorType BackendBase::getError() {
+  const Members now = members();
+  if (now.ring == nullptr || !now.ring->failed()) return c10d::ErrorType::SUCCESS;
+  const auto why = now.ring->trouble();
+  return why && why->cause == Cause::timed_out ? c10d::ErrorType::TIMEOUT
+                                               : c10d::ErrorType::COMM_ERROR;
 }
 
 bool BackendBase::has_cuda() {
@@ -45,6 +54,7 @@ bool BackendBase::has_cuda() {
 }
 
 void BackendBase::wait_for_devices(const c10d::BarrierOptions& o) {
+  called_by_torch([&] { check_members(); });
   std::unordered_set<c10::Device> devices;
   std::vector<c10::Stream> streams;
   const auto add = [&](c10::Device device) {
@@ -72,6 +82,7 @@ void BackendBase::wait_for_devices(const c10d::BarrierOptions& o) {
 }
 
 Call BackendBase::begin(c10d::OpType type, const char* title, const Tensors& ins, Tensors outs) {
+  called_by_torch([&] { check_members(); });
   Call call;
   call.type = type;
   call.title = title;

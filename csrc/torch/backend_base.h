@@ -1,5 +1,5 @@
-// The base of the backend: the steps common to all calls, and the state of the group. The calls
-// themselves are in torch/backend.cpp.
+// The base of the backend: the steps common to all calls, and the state of the group, whose ranks may
+// change (torch/reconfigure.cpp). The calls themselves are in torch/backend.cpp.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -24,15 +24,43 @@
 
 namespace ringkern::torch_ext {
 
+// The parts of a backend that serve its present ranks.
+struct Members {
+  std::shared_ptr<Runner> ring{};
+  std::shared_ptr<P2pRunner> messenger{};  // destroyed first: it may use the ring
+};
+
+// A rank's place among the ranks of a group.
+struct Place {
+  Seat seat{};
+  std::vector<int64_t> global_ranks{};  // in the default group; empty if this is the default group
+  StorePtr store{};                     // in which the ranks meet
+  std::string renewal{};  // differs from that of the ranks before; empty for the first
+
+  int64_t global_rank(int rank) const {
+    return global_ranks.empty() ? rank : global_ranks[size_t(rank)];
+  }
+};
+
+// The object of Python that makes the parts of a backend (ringkern/backend.py). Takes the GIL.
+class Maker {
+ public:
+  explicit Maker(std::shared_ptr<py::object> object) : object_(std::move(object)) {}
+  // Waits until all ranks have come.
+  Members make(const Place& place, Milliseconds timeout) const;
+  // Ends what Python has made over the ranks before. `kept`: those of them that go on.
+  void end_others(const std::vector<int>& kept, Milliseconds timeout) const;
+
+ private:
+  const std::shared_ptr<py::object> object_;
+};
+
 class BackendBase : public c10d::Backend {
  public:
-  // `request`: the way that is asked for every call. `tables`: the lists for each kind of device,
-  // from which a way is chosen where the request leaves it open. `global_ranks`: the group's ranks
-  // in the default group; empty if this is the default group.
-  BackendBase(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
-              const std::vector<int64_t>& global_ranks, double timeout_s, const WayRequest& request,
-              const std::map<std::string, WayTables::Lists>& tables, std::unique_ptr<Runner> ring,
-              std::unique_ptr<P2pRunner> messenger);
+  // `request`: the way that is asked for every call. `members`: empty if the ranks are not known
+  // yet.
+  BackendBase(const Place& place, double timeout_s, const WayRequest& request, Maker maker,
+              Members members);
   ~BackendBase() override {
     OpenBackends::all().remove(this);
     shutdown();
@@ -54,9 +82,19 @@ class BackendBase : public c10d::Backend {
     if (timeout.count() <= 0) throw py::value_error("the timeout must be positive");
     timeout_ = timeout;
   }
-  c10d::ErrorType getError() override {
-    return ring_->failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
-  }
+  c10d::ErrorType getError() override;
+  bool supportsShrinking() const override { return true; }
+
+  // ---- Changes of the ranks (torch/reconfigure.cpp)
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  bool supportsReconfigure() const override { return true; }
+  // Returns "RANK:ATTEMPTS:PROCESS": the first rank of this process in the default group, the number
+  // of calls of reconfigure(), and a text that no other process has.
+  c10d::ReconfigureHandle get_reconfigure_handle() const override;
+  WorkPtr reconfigure(const c10d::ReconfigureOptions& o) override;
+#endif
+  const std::string& renewal() const { return place_.renewal; }
 
   void abort() override { abort_for("the process group was aborted"); }
   void shutdown() override { close(kPatience); }
@@ -81,6 +119,10 @@ class BackendBase : public c10d::Backend {
   // torch names the CPU if the group has it.
   void wait_for_devices(const c10d::BarrierOptions& o);
 
+  // Throws UsageError if the ranks are not known yet.
+  void check_members() const {
+    if (ring_ == nullptr) throw_no_members();
+  }
   Call begin(c10d::OpType type, const char* title, const Tensors& ins, Tensors outs);
 
   template <class Options>
@@ -117,8 +159,10 @@ class BackendBase : public c10d::Backend {
   }
 
   void abort_for(const std::string& reason) {
-    ring_->abort(reason);
-    messenger_->abort(reason);
+    const Members now = members();
+    if (now.ring == nullptr) return;
+    now.ring->abort(reason);
+    now.messenger->abort(reason);
   }
   // Returns a function that ends the calls that a signal interrupts.
   Abort aborter() {
@@ -131,17 +175,43 @@ class BackendBase : public c10d::Backend {
   // far, and runs beside the work that the user enqueues later.
   c10::Stream side_stream(c10::Device device);
 
-  const Seat seat_;
+  // Returns the parts, which another thread may need while the ranks change.
+  Members members() const {
+    std::lock_guard lock(changing_);
+    return {ring_, messenger_};
+  }
+  [[noreturn]] static void throw_no_members();
+  // Makes the parts for other ranks, once these have come.
+  Members meet(const Place& place, Milliseconds timeout);
+  // Makes the backend one of other ranks, with the parts for them.
+  void become(const Place& place, Members members);
+  // For ranks that do not go on with the others: ends their calls, and makes the tensors of this
+  // process inaccessible to them. `kept`: those of the present ranks that go on.
+  void part_from_others(const std::vector<int>& kept);
+
+  const Seat& seat() const { return place_.seat; }
+  // Return the ranks that are left without these, and their place.
+  std::vector<int> ranks_without(const std::vector<int64_t>& excluded) const;
+  Place place_without(const std::vector<int64_t>& excluded) const;
+  static std::string new_process();
+
+  Place place_;
   GroupRecord group_;
   std::atomic<Milliseconds> timeout_;
   const WayRequest request_;
-  const std::shared_ptr<Store> store_;
+  const Maker maker_;
+  const Place first_;
   std::atomic<uint64_t> sequence_{0};   // of collectives
   std::atomic<uint64_t> exchanges_{0};  // of collectives between pairs
   uint64_t monitored_barriers_ = 0;
-  std::unique_ptr<Runner> ring_;
-  std::unique_ptr<P2pRunner> messenger_;  // destroyed first: it may use the ring
-  std::mutex mutex_;                      // guards what follows
+  const std::string process_ = new_process();  // no other process has this text
+  std::vector<std::string> processes_;         // by rank; empty: not known
+  uint64_t attempts_ = 0;                      // calls of reconfigure()
+  mutable std::mutex changing_;                // guards changes of these two
+  std::shared_ptr<Runner> ring_;
+  std::shared_ptr<P2pRunner> messenger_;  // destroyed first: it may use the ring
+  Members before_;    // of the ranks before: another thread may be about to return from a call
+  std::mutex mutex_;  // guards what follows
   bool coalescing_ = false;
   std::vector<WorkPtr> coalesced_;
   // The devices of calls, each with the stream of its asynchronous calls; null: no such call yet.

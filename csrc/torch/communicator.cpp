@@ -232,8 +232,6 @@ void bind_communicator(py::module_& m) {
             });
           },
           py::arg("excluded"), py::arg("patience_s"), py::arg("propose"))
-      .def("shut_out", &TorchCommunicator::shut_out, py::arg("round"), py::arg("patience_s"),
-           py::call_guard<py::gil_scoped_release>())
       .def("meeting_of", &TorchCommunicator::meeting_of, py::arg("round"))
       .def("conclude", &TorchCommunicator::conclude, py::arg("round"), py::arg("joined"),
            py::arg("patience_s"));

@@ -31,7 +31,7 @@ class TorchCommunicator final : public Runner {
   ~TorchCommunicator() override;
 
   void set_roster(Roster roster) override { comm_->set_roster(std::move(roster)); }
-  void set_on_fault(OnFault policy) override { on_fault_ = policy; }
+  void set_on_fault(OnFault policy) override { on_fault_.set(policy); }
   void set_threads(int threads) override { threads_ = threads; }
   void set_orders(FindOrders find) override { find_orders_ = std::move(find); }
   void check_enqueued() override { comm_->check_enqueued(); }
@@ -83,6 +83,9 @@ class TorchCommunicator final : public Runner {
   at::Tensor sum_of(const at::Tensor& x, const WayRequest& request, RowNorm* norm) override;
   WayTables::Lists table(const std::string& device) override;
   std::pair<std::string, std::vector<std::string>> shared_memory() override;
+  void shut_out(const std::vector<int>& members, Milliseconds patience) override {
+    comm_->shut_out(members, patience);
+  }
   WorkPtr submit(Call call, const CallOptions& options) override;
 
   // Connects the ranks on a device, as the first call on it would.
@@ -92,9 +95,6 @@ class TorchCommunicator final : public Runner {
   Regroup::Round gather(const std::vector<int>& excluded, double patience_s,
                         const Regroup::Propose& propose);
   bool conclude(const Regroup::Round& round, bool joined, double patience_s);
-  void shut_out(const Regroup::Round& round, double patience_s) {
-    comm_->shut_out(round, milliseconds(patience_s));
-  }
   std::shared_ptr<PageStore> meeting_of(const Regroup::Round& round) {
     return comm_->meeting_of(round);
   }
@@ -104,7 +104,7 @@ class TorchCommunicator final : public Runner {
   // Call the functions of the Communicator with the same names.
   void check_callable() { comm_->check_callable(); }
   void give_up(const Fault& why) { comm_->give_up(why); }
-  std::optional<Fault> trouble() { return comm_->trouble(); }
+  std::optional<Fault> trouble() override { return comm_->trouble(); }
 
   // Sets a function that the destructor calls first, with the GIL.
   void on_end(void (*tell)(const TorchCommunicator*)) { on_end_ = tell; }
@@ -154,7 +154,7 @@ class TorchCommunicator final : public Runner {
   std::atomic<const Device*> cpu_{nullptr};  // set after the first call on it
   WayTables tables_;
   FindOrders find_orders_;
-  OnFault on_fault_ = OnFault::by_device;
+  FaultPolicy on_fault_;
   int threads_ = 1;
   std::mutex devices_mutex_;
   std::unordered_map<c10::Device, Device> devices_;  // outlives the communicator that uses them

@@ -85,8 +85,9 @@ void throw_no_kernels(c10::Device device) {
                                      "(see ringkern.build_info())."));
 }
 
-Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout, OnFault policy,
-                  [[maybe_unused]] const FindOrders& orders, int threads) {
+Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout,
+                  const FaultPolicy& policy, [[maybe_unused]] const FindOrders& orders,
+                  int threads) {
   Device made;
   if (device.is_cpu()) made = cpu_device(rank, ranks, timeout, threads);
 #if RK_WITH_CUDA
@@ -127,7 +128,8 @@ void check_not_captured(void* stream) {
         "ranks: make one call before the capture");
 }
 
-Device pair_device_for(c10::Device device, int place, Milliseconds timeout, OnFault policy) {
+Device pair_device_for(c10::Device device, int place, Milliseconds timeout,
+                       const FaultPolicy& policy) {
 #if RK_WITH_CUDA
   if (device.is_cuda()) {
     Device made = cuda_device(device.index(), place, 2, timeout, /*pair=*/true, nullptr);

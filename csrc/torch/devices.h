@@ -43,8 +43,8 @@ Device cuda_device(int index, int rank, int ranks, Milliseconds timeout, bool pa
 
 [[noreturn]] void throw_no_kernels(c10::Device device);
 
-Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout, OnFault policy,
-                  const FindOrders& orders, int threads);
+Device device_for(c10::Device device, int rank, int ranks, Milliseconds timeout,
+                  const FaultPolicy& policy, const FindOrders& orders, int threads);
 
 // Returns a CUDA stream that nobody else uses while the pointer is held. torch knows it by its
 // address, like every stream that torch did not make. torch's pools are shared with the user, and
@@ -60,6 +60,7 @@ void check_not_captured(void* stream);
 
 // Returns the device of a link between a pair of ranks: `place` 0 sends and 1 receives. It is
 // smaller than a ring's device, because a rank may have many links.
-Device pair_device_for(c10::Device device, int place, Milliseconds timeout, OnFault policy);
+Device pair_device_for(c10::Device device, int place, Milliseconds timeout,
+                       const FaultPolicy& policy);
 
 }  // namespace ringkern::torch_ext

@@ -110,7 +110,9 @@ class TorchLocalRing {
                                              "local ring of " + std::to_string(ranks()), 0, 1,
                                              milliseconds(timeout_s))) {
     ring_.name = ring_.terms.device = "local";
-    ring_.after_fault = after_fault(on_fault_of(on_fault), devices_.front().type());
+    FaultPolicy policy;
+    policy.set(on_fault_of(on_fault));
+    ring_.after_fault = after_fault(policy, devices_.front().type());
     ring_.make_executor = [this, timeout = comm_->timeout()](const Segments&) {
       return whole_ring(devices_, timeout);
     };

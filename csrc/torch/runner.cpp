@@ -138,6 +138,12 @@ void bind_runner(py::module_& m) {
       .def_property_readonly("rank", &Runner::rank)
       .def_property_readonly("size", &Runner::ranks)
       .def_property_readonly("timeout_s", &Runner::timeout_s)
+      .def(
+          "shut_out",
+          [](Runner& r, const std::vector<int>& members, double patience_s) {
+            r.shut_out(members, milliseconds(patience_s));
+          },
+          py::arg("members"), py::arg("patience_s"), py::call_guard<py::gil_scoped_release>())
       .def("abort", &Runner::abort, py::arg("reason"), py::call_guard<py::gil_scoped_release>())
       .def("close", &Runner::close, py::arg("patience_s") = -1.0,
            py::call_guard<py::gil_scoped_release>());

@@ -35,7 +35,7 @@ class Runner {
 
   // Sets what is known about the ranks already; before the first call.
   virtual void set_roster(Roster roster) = 0;
-  // Sets what becomes of the process when a ring fails; before the first call.
+  // Sets what becomes of the process when a ring fails; after the first call, only to `raise`.
   virtual void set_on_fault(OnFault policy) = 0;
   // Sets how many threads of each rank of a host run a large collective of CPU tensors; before the
   // first call. The same on all ranks of the host.
@@ -76,6 +76,11 @@ class Runner {
   virtual double timeout_s() const = 0;
   virtual Callers& callers() = 0;
   virtual bool failed() = 0;
+  // Returns the reason of a failure, if there is one.
+  virtual std::optional<Fault> trouble() = 0;
+  // Makes the tensors of this process inaccessible to a rank that is none of `members` and may still
+  // run. Waits for the call in progress. Throws TimeoutError or SharedMemoryError.
+  virtual void shut_out(const std::vector<int>& members, Milliseconds patience) = 0;
   virtual void abort(const std::string& reason) = 0;
   virtual void close(double patience_s) = 0;
   // Returns a function that ends the calls that a signal interrupts.

@@ -60,6 +60,12 @@ class C10dStore final : public Store {
     return ask([&] { return store_->add(key, amount); });
   }
 
+  // Sets a key that has the value `expected`, or none if that is empty. Returns its value then.
+  std::string compare_set(const std::string& key, const std::string& expected,
+                          const std::string& desired) {
+    return ask([&] { return store_->compareSet(key, expected, desired); });
+  }
+
  private:
   // Replaces torch's errors, which name a place in torch and no ranks.
   template <class F>

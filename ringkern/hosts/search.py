@@ -301,7 +301,7 @@ class Search:
         """Returns the reason why this rank gives up, and the first rank that has not come."""
         missing = self._missing()
         return (
-            f"no ring of {self._size} ranks within {self._timeout_s:.1f} s; "
+            f"no ring of {self._size} ranks within {self._timeout_s:.1f} s (timed out); "
             f"{_did_not_come(missing)}. "
             "All ranks must make this communicator, each within the timeout of the others",
             missing[0] if missing else None,

@@ -253,7 +253,7 @@ TEST_CASE("a rank that stops before it writes is named") {
       },
       kShort);
   check_all(outcomes, "RendezvousError",
-            "no ring of 2 ranks within 3.0 s; came but did not finish "
+            "no ring of 2 ranks within 3.0 s (timed out); came but did not finish "
             "connecting: rank 1; rank 0 waited for rank 1 to map");
 }
 

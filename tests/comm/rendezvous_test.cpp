@@ -140,7 +140,8 @@ TEST_CASE("a missing rank is named") {
     started.arrive_and_wait();
     return joiner.join();
   });
-  check_all(outcomes, "RendezvousError", "no ring of 5 ranks within 0.3 s; did not come: rank 3 4");
+  check_all(outcomes, "RendezvousError",
+            "no ring of 5 ranks within 0.3 s (timed out); did not come: rank 3 4");
   check_all(outcomes, "RendezvousError", "All ranks must make this call");
 }
 
@@ -273,7 +274,8 @@ TEST_CASE("a late rank learns of the failure and meets the others again") {
   check_all(on_threads(1, [&](int) { return call(0, kShort); }), "RendezvousError",
             "did not come: rank 1");
   check_all(on_threads(1, [&](int) { return call(1, Milliseconds(20000)); }), "RendezvousError",
-            "rank 0 could not join the ring: no ring of 2 ranks within 0.3 s; did not come: rank");
+            "rank 0 could not join the ring: no ring of 2 ranks within 0.3 s (timed out); did not "
+            "come: rank");
   check_all(on_threads(2, [&](int rank) { return call(rank, Milliseconds(20000)); }), "", "");
 }
 

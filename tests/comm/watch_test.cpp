@@ -554,8 +554,8 @@ TEST_CASE("a late rank is named") {
   CHECK_EQ(f.wait.peer, 2);
   CHECK_CONTAINS(text_of(f),
                  "seq=2 all_reduce sum float32[0] over simple: rank 0 waited for data "
-                 "from rank 2 (wants step 7, has seen 6) and nothing came for 1.0 s, "
-                 "the timeout. Waiting for rank 1 (pid " +
+                 "from rank 2 (wants step 7, has seen 6) and nothing came for 1.0 s (timed "
+                 "out). Waiting for rank 1 (pid " +
                      std::to_string(::getpid()) +
                      "), which has not made this call; its last was seq=1 all_reduce "
                      "sum float32[0], which ended ");

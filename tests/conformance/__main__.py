@@ -2,8 +2,10 @@
 
     python -m tests.conformance                       both backends, 2, 3 and 4 ranks
     python -m tests.conformance --match all_reduce --ranks 2 --verbose
+    python -m tests.conformance --pytorch DIR         of groups whose ranks change: torch 2.14 on
 
-torch ships these tests in its wheel. ringkern must pass every test that Gloo passes; known.py lists
+torch ships these tests in its wheel, but those of groups whose ranks change: DIR is a checkout of
+PyTorch that has them. ringkern must pass every test that Gloo passes; known.py lists
 the exceptions with reasons. Gloo runs beside ringkern each time, because a stored list of its
 passes would depend on the machine and on torch's version. Both take about a minute on two cores,
 because ranks are kept from test to test and do not pause where they meet.
@@ -27,12 +29,13 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.conformance import compare, report
+from tests.conformance import compare, reconfigure, report
 from tests.conformance.known import Known, known_in
 from tests.conformance.pool import CannotStart, Pool, prepare
 from tests.conformance.rank import Outcome
 
 TORCH_SUITE = "tests.conformance.suite:TorchSuite"
+RECONFIGURE_SUITE = "tests.conformance.reconfigure:FaultTolerance"
 TORCH_MODULES = ("torch.distributed", "torch.testing._internal.common_distributed")
 BACKENDS = ("gloo", "ringkern")
 
@@ -40,6 +43,9 @@ BACKENDS = ("gloo", "ringkern")
 def main(arguments: Sequence[str] | None = None, known: Sequence[Known] | None = None) -> int:
     options = _parser().parse_args(arguments)
     torch = version("torch")
+    if options.pytorch:
+        options.suite, options.ranks, known = RECONFIGURE_SUITE, [reconfigure.RANKS], ()
+        os.environ[reconfigure.PYTORCH] = os.path.abspath(options.pytorch)
     known = known_in(torch) if known is None else known
     backends = BACKENDS if options.backend is None else (options.backend,)
     try:
@@ -79,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=float, default=60, metavar="S", help="of each test")
     parser.add_argument("--jobs", type=int, default=6, metavar="N", help="runs at the same time")
     parser.add_argument("--suite", default=TORCH_SUITE, help="other tests, as in planted.py")
+    parser.add_argument("--pytorch", metavar="DIR", help="a checkout: tests of changing groups")
     parser.add_argument("--verbose", action="store_true", help="every test, and whole tracebacks")
     return parser
 

@@ -196,7 +196,7 @@ TEST_CASE("a timeout names the peer") {
     CHECK(timed_out);
     CHECK_CONTAINS(texts[0],
                    "rank 0 waited for data from rank 1 (wants step 1, has seen 0) and "
-                   "nothing came for 0.2 s, the timeout.");
+                   "nothing came for 0.2 s (timed out).");
 
     for (const Collective collective : {Collective::all_reduce, Collective::broadcast}) {
       ThreadRing three(3, g, std::chrono::milliseconds(200));

@@ -248,7 +248,7 @@ TEST_CASE("a failed wait names both ranks") {
                "an earlier collective over ll: rank 0 waited for data from rank 3 on channel 3 "
                "(wants step 17",
                throw_wait(fault_in(r, 0, 4)));
-  CHECK_THROWS(TimeoutError, "nothing came for 2.5 s, the timeout.", throw_wait(fault_in(r, 0, 4)));
+  CHECK_THROWS(TimeoutError, "nothing came for 2.5 s (timed out).", throw_wait(fault_in(r, 0, 4)));
   r.seq = 12;
   CHECK_THROWS(TimeoutError, "seq=12 a collective over ll: rank 0 waited for data from rank 3",
                throw_wait(fault_in(r, 0, 4)));

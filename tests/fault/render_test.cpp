@@ -57,7 +57,7 @@ const Golden kGolden[] = {
     {Event::exception, "rank 3 failed in seq=17 all_reduce sum float32[1024]: enough"},
     {Event::wait_timeout,
      "seq=17 all_reduce sum float32[1024] over simple: rank 1 waited for data from rank 3 (wants "
-     "step 7, has seen 6) and nothing came for 30.0 s, the timeout. Waiting for rank 3 (pid 103), "
+     "step 7, has seen 6) and nothing came for 30.0 s (timed out). Waiting for rank 3 (pid 103), "
      "which has not made this call; its last was seq=16 all_gather float32[8], which ended 5.1 s "
      "ago; its process is stopped by a signal (state T). Per rank: 1 in seq=17 for 5.1 s; 3 done "
      "with seq=16 5.1 s ago; 5 has left after seq=12; 7 has made no call. The communicator "
@@ -128,18 +128,18 @@ const Golden kGolden[] = {
      "and the store through which the ranks met does not answer: its process has ended or is "
      "busy, or the network is cut. The engine says: enough"},
     {Event::host_absent,
-     "rank 1, in seq=17 all_reduce sum float32[1024], waited for 30.0 s, the timeout, for host b "
+     "rank 1, in seq=17 all_reduce sum float32[1024], waited for 30.0 s (timed out) for host b "
      "(ranks 2, 3): no rank there is in a call of this group, or the network is cut"},
     {Event::host_behind,
-     "rank 1, in seq=17 all_reduce sum float32[1024], waited for 30.0 s, the timeout, for host b "
+     "rank 1, in seq=17 all_reduce sum float32[1024], waited for 30.0 s (timed out) for host b "
      "(ranks 2, 3), which answers from an earlier call"},
     {Event::network_slow,
-     "rank 1, in seq=17 all_reduce sum float32[1024], waited for 30.0 s, the timeout, for other "
+     "rank 1, in seq=17 all_reduce sum float32[1024], waited for 30.0 s (timed out) for other "
      "hosts, which all answer: the network is slow, or loses data of the engine"},
     {Event::no_engine, "rank 3 has no engine between the hosts: enough"},
     {Event::message_timeout,
-     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes) and nothing came for 30.0 s, the "
-     "timeout. Did rank 3 send it, with this tag? Messages that match no receive: from rank 3 "
+     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes) and nothing came for 30.0 s (timed "
+     "out). Did rank 3 send it, with this tag? Messages that match no receive: from rank 3 "
      "(tag 6), from rank 5 (in a collective). The messages of this group are unusable now; make a "
      "new group."},
     {Event::peer_absent,
@@ -167,8 +167,9 @@ const Golden kGolden[] = {
      "rank 1 has no memory left to keep a message of 48 bytes of float64 from rank 3 (tag 5) "
      "until it is received. Receive messages in the order in which they are sent"},
     {Event::engine_late,
-     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes), and nothing came for 30.0 s, the "
-     "timeout. The messages of this group are unusable now; make a new group. The engine between "
+     "rank 1 waited for a message from rank 3 (tag 5, 40 bytes), and nothing came for 30.0 s "
+     "(timed "
+     "out). The messages of this group are unusable now; make a new group. The engine between "
      "the hosts says: enough"},
     {Event::engine_waits, "rank 1 waited for a message from rank 3 (tag 5, 40 bytes)"},
     {Event::engine_ended,
@@ -202,7 +203,7 @@ TEST_CASE("a late message asks for the other rank's calls") {
   f.message.sends = 1;
   CHECK_CONTAINS(text_of(f),
                  "rank 1 waited for room to send a message to rank 3 (tag 5, 40 bytes) and nothing "
-                 "moved for 30.0 s, the timeout. Did rank 3 receive it, with this tag and size?");
+                 "moved for 30.0 s (timed out). Did rank 3 receive it, with this tag and size?");
   f.message.tag = kCollectiveTag;
   CHECK_CONTAINS(text_of(f), "the timeout. Did rank 3 make the same call?");
   f.message.sends = 0;
@@ -220,8 +221,8 @@ TEST_CASE("unknown facts are left out") {
   f.group = "";
   CHECK_EQ(text_of(f),
            std::string("seq=17 all_reduce sum float32[1024] over simple: rank 1 waited for data "
-                       "from rank 3 (wants step 7, has seen 6) and nothing came for 30.0 s, the "
-                       "timeout."));
+                       "from rank 3 (wants step 7, has seen 6) and nothing came for 30.0 s (timed "
+                       "out)."));
   f.mine.call = {};
   f.waits = kWaitsOnDevice;
   CHECK_CONTAINS(text_of(f),
@@ -327,8 +328,8 @@ TEST_CASE("a wait is in the group's numbers, and so is the root of its call") {
   const Fault f = failed_wait(report, 0, 1, 3, broadcast, 30'000'000'000, names);
   CHECK_EQ(text_of(f),
            std::string("seq=3 broadcast float32[1] root=11 over simple: rank 4 waited for data "
-                       "from rank 5 (wants step 7, has seen 6) and nothing came for 30.0 s, the "
-                       "timeout."));
+                       "from rank 5 (wants step 7, has seen 6) and nothing came for 30.0 s (timed "
+                       "out)."));
   CHECK(f.event == Event::wait_timeout && f.rank == 5 && f.wait.peer == 5 && f.reporter == 4);
 }
 

@@ -305,7 +305,7 @@ def test_a_rank_that_does_not_come_is_named_on_all() -> None:
     late = in_threads([1], lambda r: find(store, "x", r, 4, LONG_S, peer(r)))
     texts = {str(error) for error in (found | late).values()}
     assert len(texts) == 1, "all ranks are told the same, the late one too"
-    assert "no ring of 4 ranks within 0.3 s; did not come: rank 1 3" in texts.pop()
+    assert "no ring of 4 ranks within 0.3 s (timed out); did not come: rank 1 3" in texts.pop()
     for error in (found | late).values():
         assert type(error) is RendezvousError
         assert error.rank == 1

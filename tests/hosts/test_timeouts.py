@@ -108,7 +108,7 @@ def _late(rank: int, size: int, hosts: str, own: bool) -> dict[str, str]:
         if waits:
             texts[name] = _ends_late(lambda begin=begin: begin().wait(), about)
             # its own, or that of the first rank that reported
-            _is_over(begin, "for 1.0 s, the timeout")
+            _is_over(begin, "for 1.0 s (timed out)")
         elif name == "gather" and rank < size - 1:
             begin().wait()
         dist.barrier()
@@ -123,7 +123,7 @@ def test_a_rank_that_is_late(ranks: Pool, hosts: str, own: bool) -> None:
     assert found[0].keys() == ({*EXCHANGES} if own else {*MESSAGES, *EXCHANGES})
     for texts in found:
         for name, text in texts.items():
-            assert "for 1.0 s, the timeout" in text, (name, text)
+            assert "for 1.0 s (timed out)" in text, (name, text)
 
 
 # ---- waits that are not late ---------------------------------------------------------------------

@@ -193,7 +193,7 @@ TEST_CASE("messages expire") {
   CHECK(soon->done && !later->done && !never->done && !any->done);
   CHECK_CONTAINS(soon->error,
                  "rank 0 waited for a message from rank 1 (tag 2, 1 bytes) and "
-                 "nothing came for 1.0 s, the timeout. Did rank 1 send it");
+                 "nothing came for 1.0 s (timed out). Did rank 1 send it");
   CHECK_EQ(soon->error, text_of(*zero.queue.failure()));
   zero.queue.abort(aborted_by(1, "enough"));
   for (const Shared& m : {later, never, any})

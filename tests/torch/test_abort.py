@@ -217,7 +217,7 @@ def _comes_late(rank: int, size: int) -> str:
 def test_a_rank_that_is_late_for_the_first_call(ranks: Pool) -> None:
     texts = ranks(3).run(_comes_late)
     assert len(set(texts)) == 1, "all ranks are told the same, the late one too"
-    assert "no ring of 3 ranks within 1.0 s; did not come: rank 1" in texts[0]
+    assert "no ring of 3 ranks within 1.0 s (timed out); did not come: rank 1" in texts[0]
     ranks(3).run(_connect_again)
 
 

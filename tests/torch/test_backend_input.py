@@ -4,7 +4,6 @@ a group that still works. Each message names the argument.
 
 from __future__ import annotations
 
-import inspect
 from datetime import timedelta
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from ringkern.backend import create
 from tests.ranks import Pool
 from tests.torch.bad_collectives import MOVES, OPS, REDUCTIONS, ones
 from tests.torch.bad_exchanges import PAIRS
@@ -129,25 +127,6 @@ def _bad_groups(rank: int, size: int) -> None:
 
 def test_groups_that_cannot_be(ranks: Pool) -> None:
     ranks(2).run(_bad_groups)
-
-
-class _Reconfigurable:
-    """Options like those that torch 2.14 and newer pass to a backend's constructor."""
-
-    enable_reconfigure = True
-
-
-def _reconfigured(rank: int, size: int) -> None:
-    with pytest.raises(NotImplementedError, match=r"enable_reconfigure=True .* leave it out"):
-        create(_Reconfigurable())
-    if "enable_reconfigure" in inspect.signature(dist.new_group).parameters:
-        with pytest.raises(NotImplementedError, match="leave it out, and restart all ranks"):
-            dist.new_group(backend="ringkern", enable_reconfigure=True)
-    check_that_it_works(rank, size, ring(SOON_S))
-
-
-def test_a_group_is_not_reconfigured(ranks: Pool) -> None:
-    ranks(2).run(_reconfigured)
 
 
 @pytest.mark.filterwarnings("ignore:.*not be part of")
