@@ -26,7 +26,7 @@ from . import _C, comm, news, recorder
 from .arguments import way_asked
 from .choose import ring_order, tables
 from .config import ON_FAULT, check_threads, config, timeout_seconds
-from .hosts import engine_names, find_hosts, over_hosts
+from .hosts import Known, engine_names, find_hosts, over_hosts
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,22 @@ class _Maker:
     on_fault: str
 
     def make(
-        self, store: dist.Store, rank: int, size: int, ranks: list[int], seconds: float
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        ranks: list[int],
+        seconds: float,
+        processes: list[tuple[int, int]],
     ) -> _C.Members:
-        """Returns the parts for these ranks of the group, once all have come."""
+        """Returns the parts for these ranks of the group, once all have come.
+
+        ``processes``: those of the ranks that have met before.
+        """
         name = f"backend/{self.group_id}"
         recorder.remember_group(name, "undefined" if ranks else "default_pg", ranks or range(size))
-        hosts, roster = find_hosts(store, name, rank, size, seconds, self.asked.threads)
+        known = Known(tuple(processes), seconds)
+        hosts, roster = find_hosts(store, name, rank, size, seconds, self.asked.threads, known)
         joined: dict[str, Any] = {}
         if hosts.count > 1:
             recorder.remember_hosts(name, hosts)

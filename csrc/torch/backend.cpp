@@ -232,8 +232,8 @@ c10::intrusive_ptr<c10d::Backend> RingBackend::shrink(const std::vector<int64_t>
     return place_without(ranks_to_exclude);
   });
   const Milliseconds timeout = options ? options->timeout : timeout_.load();
-  Members members = meet(place, timeout);
-  std::vector<int> kept = ranks_without(ranks_to_exclude);
+  const std::vector<int> kept = ranks_without(ranks_to_exclude);
+  Members members = meet(place, kept, timeout);
   called_by_torch([&] { part_from_others(kept); });
   place_.renewal += "/shrunk";
   maker_.end_others(kept, timeout);
@@ -249,6 +249,7 @@ Members make_members(c10::intrusive_ptr<c10d::Store> store, const std::string& n
                      const std::vector<int>& host_of, const std::vector<std::string>& host_names,
                      py::object engine, const HostsCommunicator::InterHostCosts& inter_host_costs) {
   Members made;
+  made.processes = roster.processes;
   if (host_of.empty()) {
     made.ring = std::make_shared<TorchCommunicator>(std::make_shared<C10dStore>(store), name, rank,
                                                     size, timeout_s);
@@ -302,7 +303,7 @@ void bind_backend(py::module_& m) {
         const Place place{{rank, size}, global_ranks, std::move(store)};
         const auto request = WayRequest::of(algorithm, protocol, in_rank_order, wide);
         const Maker makes(kept(std::move(maker)));
-        Members members = waits ? Members{} : makes.make(place, milliseconds(timeout_s));
+        Members members = waits ? Members{} : makes.make(place, {}, milliseconds(timeout_s));
         const WithoutGil no_gil;
         return c10::make_intrusive<RingBackend>(place, timeout_s, request, makes,
                                                 std::move(members));

@@ -28,6 +28,7 @@ namespace ringkern::torch_ext {
 struct Members {
   std::shared_ptr<Runner> ring{};
   std::shared_ptr<P2pRunner> messenger{};  // destroyed first: it may use the ring
+  std::vector<Process> processes{};        // by rank; those that this rank can see
 };
 
 // A rank's place among the ranks of a group.
@@ -46,8 +47,8 @@ struct Place {
 class Maker {
  public:
   explicit Maker(std::shared_ptr<py::object> object) : object_(std::move(object)) {}
-  // Waits until all ranks have come.
-  Members make(const Place& place, Milliseconds timeout) const;
+  // Waits until all ranks have come. `known`: the processes of the ranks, where they are known.
+  Members make(const Place& place, const std::vector<Process>& known, Milliseconds timeout) const;
   // Ends what Python has made over the ranks before. `kept`: those of them that go on.
   void end_others(const std::vector<int>& kept, Milliseconds timeout) const;
 
@@ -181,8 +182,9 @@ class BackendBase : public c10d::Backend {
     return {ring_, messenger_};
   }
   [[noreturn]] static void throw_no_members();
-  // Makes the parts for other ranks, once these have come.
-  Members meet(const Place& place, Milliseconds timeout);
+  // Makes the parts for other ranks, once these have come. `before`: by rank, its present rank; -1:
+  // it has none.
+  Members meet(const Place& place, const std::vector<int>& before, Milliseconds timeout);
   // Makes the backend one of other ranks, with the parts for them.
   void become(const Place& place, Members members);
   // For ranks that do not go on with the others: ends their calls, and makes the tensors of this
@@ -205,7 +207,8 @@ class BackendBase : public c10d::Backend {
   std::atomic<uint64_t> exchanges_{0};  // of collectives between pairs
   uint64_t monitored_barriers_ = 0;
   const std::string process_ = new_process();  // no other process has this text
-  std::vector<std::string> processes_;         // by rank; empty: not known
+  std::vector<std::string> names_;             // such texts, by rank; empty: not known
+  std::vector<Process> processes_;             // by rank
   uint64_t attempts_ = 0;                      // calls of reconfigure()
   mutable std::mutex changing_;                // guards changes of these two
   std::shared_ptr<Runner> ring_;

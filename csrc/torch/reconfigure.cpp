@@ -24,10 +24,13 @@ double seconds(Milliseconds time) { return double(time.count()) / 1000; }
 
 }  // namespace
 
-Members Maker::make(const Place& place, Milliseconds timeout) const {
+Members Maker::make(const Place& place, const std::vector<Process>& known,
+                    Milliseconds timeout) const {
   const py::gil_scoped_acquire gil;
+  std::vector<std::pair<int64_t, uint64_t>> processes;
+  for (const Process& p : known) processes.emplace_back(p.pid, p.started);
   const py::object made = object_->attr("make")(place.store, place.seat.rank, place.seat.ranks,
-                                                place.global_ranks, seconds(timeout));
+                                                place.global_ranks, seconds(timeout), processes);
   return std::move(made.cast<Members&>());
 }
 
@@ -53,17 +56,22 @@ void BackendBase::become(const Place& place, Members members) {
     std::swap(ring_, members.ring);
     std::swap(messenger_, members.messenger);
   }
+  processes_ = std::move(members.processes);
   before_.messenger.reset();  // it may use the ring
   before_ = std::move(members);
 }
 
-Members BackendBase::meet(const Place& place, Milliseconds timeout) {
+Members BackendBase::meet(const Place& place, const std::vector<int>& before,
+                          Milliseconds timeout) {
   if (ring_ != nullptr) {
     // The first rank to part from the others aborts the ring, which must not end this process.
     ring_->set_on_fault(OnFault::raise);
     messenger_->set_on_fault(OnFault::raise);
   }
-  return maker_.make(place, timeout);
+  std::vector<Process> known;
+  for (const int rank : before)
+    known.push_back(rank < 0 || processes_.empty() ? Process{} : processes_[size_t(rank)]);
+  return maker_.make(place, known, timeout);
 }
 
 void BackendBase::part_from_others(const std::vector<int>& kept) {
@@ -194,19 +202,23 @@ WorkPtr BackendBase::reconfigure(const c10d::ReconfigureOptions& o) {
   const Milliseconds timeout = o.timeout.value_or(timeout_.load());
   ++attempts_;
   called_by_torch([&] { claim(C10dStore(place.store), o.uuid, handles); });
-  Members members = meet(place, timeout);
+  std::vector<int> before;  // by rank, its present rank
+  for (const Handle& h : handles) {
+    const auto at = std::ranges::find(names_, h.process);
+    before.push_back(at == names_.end() ? -1 : int(at - names_.begin()));
+  }
+  Members members = meet(place, before, timeout);
 
-  std::vector<int> kept;  // of the present ranks
-  for (int r = 0; r < int(processes_.size()); ++r)
-    if (std::ranges::count(handles, processes_[size_t(r)], &Handle::process) > 0) kept.push_back(r);
-  if (processes_.empty()) kept = {seat().rank};
+  std::vector<int> kept;
+  std::ranges::copy_if(before, std::back_inserter(kept), [](int rank) { return rank >= 0; });
+  if (names_.empty()) kept = {seat().rank};
   called_by_torch([&] { part_from_others(kept); });
   close(kPatience);
   become(place, std::move(members));
   rank_ = seat().rank;
   size_ = seat().ranks;
-  processes_.clear();
-  for (const Handle& h : handles) processes_.push_back(h.process);
+  names_.clear();
+  for (const Handle& h : handles) names_.push_back(h.process);
   maker_.end_others(kept, timeout);
   auto work = c10::make_intrusive<CallWork>(Call{}, 1);
   work->end_part(nullptr);

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 import ringkern
 from ringkern.errors import CommAbortedError, RingKernError
@@ -288,6 +289,107 @@ def joiner_dies(rank: int, size: int, folder: Path) -> None:
     check_sum(new, range(size - 1))
     said(folder, rank, **note_of(new))
     new.close()
+
+
+# ---- groups of the backend ----------------------------------------------------------------------
+
+
+def group_of(rank: int, size: int, folder: Path, timeout: timedelta = NEVER, **kw: Any) -> None:
+    """Makes the default group."""
+    leave_note(folder / f"pid{rank}", str(os.getpid()))
+    store = store_in(folder, size)
+    dist.init_process_group(
+        "ringkern", store=store, rank=rank, world_size=size, timeout=timeout, **kw
+    )
+
+
+def check_group(size: int) -> None:
+    assert dist.get_world_size() == size
+    x = torch.full((1000,), 2.0 ** dist.get_rank())
+    dist.all_reduce(x)
+    assert torch.equal(x, torch.full((1000,), float(2**size - 1)))
+    y = torch.ones(10)
+    ringkern.ring_all_reduce(y)
+    assert y.sum().item() == 10 * size
+
+
+def group_fails() -> RingKernError:
+    x = ringkern.empty(1 << 20).fill_(1)
+    while True:
+        try:
+            dist.all_reduce(x)
+        except RingKernError as error:
+            return error
+
+
+def group_shrinks(rank: int, size: int, folder: Path) -> None:
+    """Rank 1 dies in a call. Rank 0 first takes it for alive."""
+    group_of(rank, size, folder)
+    check_group(size)
+    if rank == 1:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    group_fails()
+    unaware = None
+    if rank == 0:
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+        unaware = error_of(lambda: backend.shrink([2]))
+    dist.shrink_group([1])
+    check_group(size - 1)
+    said(folder, rank, now=dist.get_rank(), unaware=unaware)
+    dist.destroy_process_group()
+
+
+def writer_in_a_group_stops(rank: int, size: int, folder: Path) -> None:
+    """Like one_is_stopped_as_it_writes."""
+    group_of(rank, size, folder, SHORT)
+    x = ringkern.empty(16 << 20).fill_(100)
+    dist.barrier()
+    if rank == 1:
+        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+    told = None
+    while told is None:
+        try:
+            dist.all_reduce(x, dist.ReduceOp.MAX)
+            ringkern.ring_all_reduce(x, dist.ReduceOp.MAX)
+        except RingKernError as error:
+            told = error
+    if rank == 1:
+        said(folder, rank, kind=type(told).__name__)
+        return
+    dist.shrink_group([1])
+    check_group(size - 1)
+    x.fill_(rank)
+    if rank == 0:
+        os.kill(pid_of(1, folder), signal.SIGCONT)
+    wait_for(folder / "said1")
+    said(folder, rank, right=bool(x.eq(rank).all()))
+
+
+def group_takes_a_new_process(rank: int, size: int, folder: Path) -> None:
+    """Rank 1 dies; the rest goes on, and then the last process takes the rank of the dead."""
+    joins = rank == size - 1
+    if joins:
+        wait_for_end_of(pid_of(1, folder))
+    group_of(1 if joins else rank, size - 1, folder, enable_reconfigure=True)
+    store = store_in(folder, size)
+
+    def renew(uuid: int, ranks: list[int]) -> None:
+        handle = distributed_c10d._get_reconfigure_handle()
+        store.set(f"{uuid}/{1 if joins else rank}", handle)
+        handles = [store.get(f"{uuid}/{r}").decode() for r in ranks]
+        distributed_c10d._reconfigure(uuid, handles, timeout=timedelta(seconds=60)).wait()
+        check_group(len(ranks))
+
+    everybody = list(range(size - 1))
+    if not joins:
+        renew(1, everybody)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        group_fails()
+        renew(2, [r for r in everybody if r != 1])
+    renew(3, everybody)
+    said(folder, rank, now=dist.get_rank())
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

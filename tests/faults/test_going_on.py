@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -145,6 +146,27 @@ def test_ranks_die_at_random_moments(games: Scenario, tmp_path: Path, moment: st
     if moment != regroups.GROW:  # there, a rank may die in the first call of a new process
         assert len(results.joined) == results.kills
     assert len(results.times[moment]) >= 3
+
+
+def test_a_group_shrinks_after_a_death(scenarios: Scenario, tmp_path: Path) -> None:
+    said = told(scenarios("group_shrinks", 4, tmp_path), tmp_path, died=(1,))
+    assert {rank: note["now"] for rank, note in said.items()} == {0: 0, 2: 1, 3: 2}
+    assert said[0]["unaware"]["kind"] == "PeerLostError"
+    assert re.search(r"rank 1 \(pid \d+\) died before its first", said[0]["unaware"]["text"])
+
+
+def test_a_stopped_rank_of_a_group_writes_no_more(scenarios: Scenario, tmp_path: Path) -> None:
+    said = told(scenarios("writer_in_a_group_stops", 3, tmp_path), tmp_path)
+    assert said[1]["kind"] in ("CollectiveTimeoutError", "CommAbortedError")
+    assert said[0] == said[2] == {"right": True}
+
+
+@pytest.mark.skipif(
+    not hasattr(dist.distributed_c10d, "_reconfigure"), reason="reconfigure() needs torch 2.14"
+)
+def test_a_group_takes_a_new_process(scenarios: Scenario, tmp_path: Path) -> None:
+    said = told(scenarios("group_takes_a_new_process", 4, tmp_path), tmp_path, died=(1,))
+    assert {rank: note["now"] for rank, note in said.items()} == {0: 0, 2: 2, 3: 1}
 
 
 def test_nobody_takes_a_process_in() -> None:
