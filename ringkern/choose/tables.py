@@ -74,10 +74,11 @@ def table(device: str, ranks: int, one_device: bool = False) -> dict[str, Rows]:
 def tables_of(hosts: Hosts, rank: int) -> dict[str, dict[str, Rows]]:
     """Returns the tables that ``rank`` gives the ring of its host, by the kind of device.
 
-    Only the first rank of each of the ``hosts`` gives any: the others save the time.
+    Only the first rank of each of the ``hosts`` gives any, and that for CUDA only where there is a
+    CUDA device: the others save the time.
     """
     ranks = hosts.ranks_on(hosts.host_of[rank])
-    devices = DEVICES if _C.build_info()["cuda"] else DEVICES[:1]
+    devices = DEVICES if _C.build_info()["cuda_devices"] else DEVICES[:1]
     return {device: table(device, len(ranks)) for device in devices if rank == ranks[0]}
 
 

@@ -988,7 +988,7 @@ def small(rank: int, size: int, folder: Path) -> None:
 
 
 def killed(rank: int, size: int, folder: Path) -> None:
-    """Kills rank 1 while the others wait for it in a call on their devices."""
+    """Kills rank 1 while the others wait for it in a call on their devices; these go on."""
     _take_memory(rank, folder)
     fake_cuda.start()
     (call,) = _read(folder)
@@ -1000,7 +1000,12 @@ def killed(rank: int, size: int, folder: Path) -> None:
         work = _start(communicator, call, x)
         leave_note(folder / f"called{rank}", "")
         tell(rank, folder, first=error_of(lambda: _wait(work)))
-        return communicator.close()
+        new = communicator.shrink()
+        x.fill_(2.0**rank)
+        for _ in range(3):
+            _wait(_start(new, call, x))
+        assert torch.equal(x, torch.full((call.n,), float((size - 1) ** 2 * (2**0 + 2**2))))
+        return new.close()
     for other in range(size):
         if other != VICTIM:
             wait_for(folder / f"called{other}")
