@@ -302,7 +302,7 @@ Differences between versions, which the tests know:
   with, and `torchfrtrace` does not know Gloo, so that dumps name NCCL instead;
 - before torch 2.14, `dist.monitored_barrier` is for Gloo alone, and there is no `dist.set_timeout`;
   `group.monitored_barrier` and `group.set_timeout` work;
-- from torch 2.14 on, `enable_reconfigure=True` is refused: ringkern cannot replace ranks.
+- before torch 2.14, groups have no `reconfigure`; `torch.distributed.shrink_group` works.
 
 """
 

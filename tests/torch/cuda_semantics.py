@@ -476,19 +476,48 @@ def ends(rank: int, size: int, folder: Path) -> None:
         assert time.monotonic() - start < LONG_S / 2
 
 
+def shrinks(rank: int, size: int, folder: Path) -> None:
+    """Rank 1 is left out, and learns it from its next call."""
+    with group(rank, size, folder) as b:
+        x = torch.ones(N)
+        b.allreduce([on_device(x)]).wait()
+        dist.barrier()
+        assert x.tolist() == full(size)
+        assert b.supports_shrinking
+        if rank != 1:
+            less = b.shrink([1])
+            assert (less.rank(), less.size()) == (rank // 2, size - 1)
+            work = less.allreduce([on_device(x)])
+            work.wait()
+            until(work.is_completed)
+            assert x.tolist() == full(size * (size - 1))
+            leave_note(folder / f"shrunk{rank}", "")
+            less.shutdown()
+            return
+        for other in (0, 2):
+            wait_for(folder / f"shrunk{other}")
+
+        def call() -> None:
+            work = b.allreduce([on_device(x)])
+            until(work.is_completed)
+            work.wait()
+
+        said = error_of(call)
+        assert said["kind"] == "CommAbortedError"
+        assert "goes on without rank 1" in said["text"]
+
+
 def lacks(rank: int, size: int, folder: Path) -> None:
     """Methods that ProcessGroupNCCL has and this backend lacks."""
     with group(rank, size, folder) as b:
         names = "register_mem_pool comm_split_count perform_nocolor_split get_error"
         names += " _add_ephemeral_timeout _is_initialized"
         assert not [name for name in names.split() if hasattr(b, name)]
-        assert not b.supports_shrinking
         assert not b.supports_time_estimate
         assert not b.supports_tensor_alloc(torch.device("cuda:0"))
         for refused in (
             lambda: b.mem_allocator,
             lambda: b.allocate_tensor(1, dtype=torch.float32, device=torch.device("cuda:0")),
-            lambda: b.shrink([1]),
             lambda: b.suspend(),
             lambda: b.resume(),
             lambda: b.memory_stats(),

@@ -95,5 +95,12 @@ def test_the_end_of_a_group(two_ranks: Scenario, tmp_path: Path, aborts: bool) -
     two_ranks("ends")
 
 
+def test_a_group_shrinks(
+    server: Callable[[str, int, Path], list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    for rank in server("shrinks", 3, tmp_path):
+        assert rank["status"] == 0, rank["stderr"]
+
+
 def test_methods_that_only_nccl_has_are_absent(two_ranks: Scenario) -> None:
     two_ranks("lacks")

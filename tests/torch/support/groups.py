@@ -159,9 +159,9 @@ def split_group(rank: int, size: int) -> None:
 
 @row(SECTION, "shrink_group")
 def shrink_group(rank: int, size: int) -> None:
+    group = dist.new_group(timeout=SECONDS)
     if rank < 2:
-        group = dist.shrink_group([2], group=None)
-        works(group, [0, 1])
+        works(dist.shrink_group([2], group=group), [0, 1])
 
 
 @row(SECTION, "ProcessGroup.abort ProcessGroup.shutdown")
