@@ -165,6 +165,7 @@ HANDSHAKES ?= 10000
 LIVES ?= 10000
 TRAINING_KILLS ?= 300
 REGROUP_KILLS ?= 1000
+REGROUPED_KILLS ?= 50
 STOPS ?= 200
 FAULTS_SEED ?= 1
 
@@ -180,6 +181,7 @@ faults: build $(VENV)/.ready-test
 	python -m tests.faults.regroups --kills $(REGROUP_KILLS) --seed $(FAULTS_SEED)
 	python -m tests.faults.regroups --stop --ranks 4 --kills $(STOPS) --seed $(FAULTS_SEED)
 	python -m tests.faults.trainings --kills $(TRAINING_KILLS) --seed $(FAULTS_SEED)
+	python -m tests.faults.regrouped_trainings --kills $(REGROUPED_KILLS) --seed $(FAULTS_SEED)
 
 # In namespaces, where the machine permits them, and by name.
 HOSTS_EXAMPLES ?= 200

@@ -120,9 +120,9 @@ def alone(sizes: list[int]) -> torch.Tensor:
     return parameters_to_vector(model.parameters()).detach()
 
 
-def process(folder: str, rank: int | None, ranks: int, limit_s: float) -> None:
+def process(folder: str, rank: int | None, ranks: int, limit_s: float, name: object) -> None:
     as_rank(limit_s)
-    train(dist.FileStore(f"{folder}/store", ranks), rank, ranks, Path(folder, str(rank)))
+    train(dist.FileStore(f"{folder}/store", ranks), rank, ranks, Path(folder, f"result{name}"))
 
 
 def main() -> int:
@@ -132,7 +132,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
 
         def start(rank: int | None) -> mp.Process:
-            new = fork.Process(target=process, args=(folder, rank, args.ranks, args.timeout))
+            new = fork.Process(target=process, args=(folder, rank, args.ranks, args.timeout, rank))
             new.start()
             return new
 
@@ -146,7 +146,8 @@ def main() -> int:
         print(f"{args.ranks} ranks and a new one have ended with {ends}")
         if ends != [0 if rank != 1 else -signal.SIGKILL for rank in range(args.ranks)] + [0]:
             return 1
-        results = [torch.load(f"{folder}/{rank}") for rank in [0, *range(2, args.ranks), None]]
+        alive = [0, *range(2, args.ranks), None]
+        results = [torch.load(f"{folder}/result{rank}") for rank in alive]
     sizes = [int(size) for size in results[0][1]]
     print(f"ranks in each step: {''.join(map(str, sizes))}")
     expected = alone(sizes)

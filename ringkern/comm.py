@@ -494,7 +494,7 @@ def communicator_for(group: dist.ProcessGroup | None) -> Communicator:
 
 
 def end_before_renewal(kept: list[int], seconds: float) -> None:
-    """Ends the communicators of process groups whose ranks have changed; the next use makes new ones.
+    """Ends the communicators of groups whose ranks have changed; the next use makes new ones.
 
     Args:
         kept: the ranks before the change that go on.

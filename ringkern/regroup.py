@@ -226,8 +226,8 @@ def regroup(
     ring = old._c
     if not isinstance(ring, _C.Communicator):
         raise CommUsageError(
-            f"the communicator spans {old.hosts.count} hosts, and only ranks of one host can go on "
-            "without others: make a new communicator over a new group"
+            f"the communicator spans {old.hosts.count} hosts, and only one of a single host can go "
+            "on without its dead: use a group of the backend and torch.distributed.shrink_group"
         )
     excluded = sorted(set(exclude))
     for rank in excluded:

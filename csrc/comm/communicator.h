@@ -90,8 +90,8 @@ class Communicator {
   Regroup::Round gather(const std::vector<int>& excluded, Milliseconds patience,
                         const Regroup::Propose& propose);
   bool conclude(const Regroup::Round& round, bool joined, Milliseconds patience);
-  // Makes the tensors of this process inaccessible to a rank that is none of `members` and may still
-  // run. Throws TimeoutError or SharedMemoryError.
+  // Makes the tensors of this process inaccessible to a rank that is none of `members` and may
+  // still run. Throws TimeoutError or SharedMemoryError.
   void shut_out(const std::vector<int>& members, Milliseconds patience);
   // Returns the store in which the members of a round meet.
   std::shared_ptr<PageStore> meeting_of(const Regroup::Round& round);

@@ -197,8 +197,8 @@ class RingBackend final : public BackendBase {
   }
 
   // Makes the backend of the ranks that are left, for torch.distributed.shrink_group: all of them
-  // call it, and the excluded ones do not. This one is unusable then, whatever the flags: calls that
-  // have not ended when all have come are aborted.
+  // call it, and the excluded ones do not. This one is unusable then. Calls that have not ended
+  // when all have come are aborted, whatever the flags.
   c10::intrusive_ptr<Backend> shrink(const std::vector<int64_t>& ranks_to_exclude, int flags,
                                      const c10::intrusive_ptr<Options>& options) override;
 };

@@ -1,5 +1,5 @@
-// The base of the backend: the steps common to all calls, and the state of the group, whose ranks may
-// change (torch/reconfigure.cpp). The calls themselves are in torch/backend.cpp.
+// The base of the backend: the steps common to all calls, and the state of the group, whose ranks
+// may change (torch/reconfigure.cpp). The calls themselves are in torch/backend.cpp.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -90,8 +90,8 @@ class BackendBase : public c10d::Backend {
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   bool supportsReconfigure() const override { return true; }
-  // Returns "RANK:ATTEMPTS:PROCESS": the first rank of this process in the default group, the number
-  // of calls of reconfigure(), and a text that no other process has.
+  // Returns "RANK:ATTEMPTS:PROCESS": the first rank of this process in the default group, the
+  // number of calls of reconfigure(), and a text that no other process has.
   c10d::ReconfigureHandle get_reconfigure_handle() const override;
   WorkPtr reconfigure(const c10d::ReconfigureOptions& o) override;
 #endif

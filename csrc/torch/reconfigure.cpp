@@ -1,6 +1,6 @@
-// Changes of the ranks of a group. The new ranks meet in the group's store, under keys of their own;
-// ringkern/backend.py makes the new parts, as for a new group. Only then the old ones end, so a
-// change that fails leaves the group as it was.
+// Changes of the ranks of a group. The new ranks meet in the group's store, under keys of their
+// own; ringkern/backend.py makes the new parts, as for a new group. Only then the old ones end, so
+// a change that fails leaves the group as it was.
 #include <algorithm>
 #include <charconv>
 #include <iterator>

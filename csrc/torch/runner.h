@@ -78,8 +78,8 @@ class Runner {
   virtual bool failed() = 0;
   // Returns the reason of a failure, if there is one.
   virtual std::optional<Fault> trouble() = 0;
-  // Makes the tensors of this process inaccessible to a rank that is none of `members` and may still
-  // run. Waits for the call in progress. Throws TimeoutError or SharedMemoryError.
+  // Makes the tensors of this process inaccessible to a rank that is none of `members` and may
+  // still run. Waits for the call in progress. Throws TimeoutError or SharedMemoryError.
   virtual void shut_out(const std::vector<int>& members, Milliseconds patience) = 0;
   virtual void abort(const std::string& reason) = 0;
   virtual void close(double patience_s) = 0;

@@ -1,7 +1,7 @@
 """torch's tests of groups whose ranks change, in one rank: test_c10d_fault_tolerance.py.
 
-torch's wheel does not have this file; it is read from a checkout of PyTorch. Its tests are written
-for Gloo and for NCCL, which differ: ringkern is asked what Gloo is, and for some tests what NCCL is.
+torch's wheel does not have this file; it is read from a checkout of PyTorch. Its tests differ for
+Gloo and for NCCL: ringkern is asked what Gloo is, and in some tests what NCCL is.
 """
 
 from __future__ import annotations

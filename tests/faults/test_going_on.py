@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +18,7 @@ import torch.distributed as dist
 import ringkern
 from ringkern.errors import CommUsageError, RendezvousError
 from ringkern.regroup import _name_after, _regrouped
-from tests.comm.exits import scenarios_of
+from tests.comm.exits import ROOT, scenarios_of
 from tests.faults import regroups
 
 pytestmark = pytest.mark.library
@@ -146,6 +148,16 @@ def test_ranks_die_at_random_moments(games: Scenario, tmp_path: Path, moment: st
     if moment != regroups.GROW:  # there, a rank may die in the first call of a new process
         assert len(results.joined) == results.kills
     assert len(results.times[moment]) >= 3
+
+
+@pytest.mark.slow
+def test_a_training_whose_ranks_die() -> None:
+    """`make faults` kills many more."""
+    module = "tests.faults.regrouped_trainings"
+    command = [sys.executable, "-m", module, "--kills", "3", "--ranks", "3"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 ranks: 3 deaths: as the reference" in done.stdout
 
 
 def test_a_group_shrinks_after_a_death(scenarios: Scenario, tmp_path: Path) -> None:

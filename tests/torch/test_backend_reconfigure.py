@@ -346,5 +346,5 @@ def test_a_group_that_was_made_with_its_ranks(ranks: Pool) -> None:
 
 @pytest.mark.skipif(RECONFIGURES, reason="this torch has reconfigure()")
 def test_a_torch_without_reconfigure() -> None:
-    with pytest.raises(NotImplementedError, match="use torch 2.14 or newer"):
+    with pytest.raises(NotImplementedError, match=r"use torch 2\.14 or newer"):
         Options(enable_reconfigure=True)
