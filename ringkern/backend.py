@@ -71,7 +71,7 @@ class Options:
 
 @dataclass(frozen=True)
 class _Maker:
-    """The function that makes the parts of a backend, each time that the ranks change.
+    """The maker of a backend's parts, each time that its ranks change.
 
     Attributes:
         asked: the user's options.

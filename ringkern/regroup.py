@@ -329,7 +329,7 @@ def join(
             new = _meet(kind, meeting, invitation, timeout, left, threads)
         except _AGAIN:
             continue  # a rank has died meanwhile; those that are left invite again
-        formed = functools.partial(_has_formed, joiners, own, number, invitation, new)
+        formed = functools.partial(_has_formed, joiners, own, number, invitation)
         if _await(formed, deadline, nobody):
             return new
         new._c.abort("the other ranks have begun again")
@@ -337,14 +337,15 @@ def join(
     raise AssertionError  # the loop has no end
 
 
-def _has_formed(
-    joiners: Joiners, own: int, number: int, invitation: _Invitation, new: Communicator
-) -> bool | None:
-    """Returns whether the new ring stands on all ranks; ``None``: not decided yet."""
+def _has_formed(joiners: Joiners, own: int, number: int, invitation: _Invitation) -> bool | None:
+    """Returns whether the new ring stands on all ranks; ``None``: not decided yet.
+
+    The others decide it, also for a ring that has failed meanwhile: a process that left it on its
+    own would not be invited again by ranks that count it in.
+    """
     if joiners.has_formed(invitation.address):
         return True
-    assert isinstance(new._c, _C.Communicator)
-    return False if new._c.failed or joiners.invitation(own, number + 1) is not None else None
+    return False if joiners.invitation(own, number + 1) is not None else None
 
 
 def _await(found: Callable[[], _T | None], deadline: float, late: Callable[[], str]) -> _T:

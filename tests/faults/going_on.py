@@ -291,6 +291,30 @@ def joiner_dies(rank: int, size: int, folder: Path) -> None:
     new.close()
 
 
+def member_dies_as_one_joins(rank: int, size: int, folder: Path) -> None:
+    """All have joined the new ring; rank 0 dies before it says so, and rank 1 says it late."""
+    store = store_in(folder, size)
+    if rank == size - 1:
+        new = ringkern.Communicator.join(store, timeout=timedelta(seconds=20))
+    else:
+        welcome = ringkern.regroup.Joiners.welcome
+
+        def late(*args: Any) -> None:
+            if rank == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            wait_for_end_of(pid_of(0, folder))
+            time.sleep(0.3)  # the process that joins sees the death meanwhile
+            welcome(*args)
+
+        ringkern.regroup.Joiners.welcome = late  # type: ignore[method-assign]
+        new = begun(rank, size - 1, folder).grow(store)
+    call_until_it_fails(new)
+    last = new.shrink()
+    check_sum(last, range(1, size))
+    said(folder, rank, **note_of(last))
+    last.close()
+
+
 # ---- groups of the backend ----------------------------------------------------------------------
 
 

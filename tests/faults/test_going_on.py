@@ -131,6 +131,12 @@ def test_a_process_that_joins_dies(scenarios: Scenario, tmp_path: Path) -> None:
         assert note["ranks"] == [0, 1, None]
 
 
+def test_a_member_dies_as_a_process_joins(scenarios: Scenario, tmp_path: Path) -> None:
+    outcome = scenarios("member_dies_as_one_joins", 3, tmp_path)
+    for note in told(outcome, tmp_path, died=(0,)).values():
+        assert note["ranks"] == [1, 2]
+
+
 @pytest.fixture(scope="module")
 def games() -> Iterator[Scenario]:
     with scenarios_of("tests.faults.regroups", "--serve", OMP_NUM_THREADS="1") as run:

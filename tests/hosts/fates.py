@@ -278,7 +278,7 @@ def joined(rank: int, size: int, folder: Path) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     deed = (plan.deeds or {}).get(str(rank))
     if deed == "before it comes":
-        ringkern._C.make_backend = _dies
+        ringkern._C.make_members = _dies
     if deed == "before it listens":
         engines._BUILT_IN["gloo"] = _dies
     if deed == "after it listens":
