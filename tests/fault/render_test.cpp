@@ -144,7 +144,7 @@ const Golden kGolden[] = {
      "new group."},
     {Event::peer_absent,
      "rank 1 waited for a message from rank 3 (tag 5, 40 bytes), and rank 3 did not come within "
-     "the timeout of 30.0 s. Is it running, and has it made this group? The messages of this "
+     "30.0 s (timed out). Is it running, and has it made this group? The messages of this "
      "group are unusable now; make a new group."},
     {Event::peer_gone,
      "rank 1 waited for a message from rank 3 (tag 5, 40 bytes), and rank 3 has ended or left the "
@@ -205,9 +205,9 @@ TEST_CASE("a late message asks for the other rank's calls") {
                  "rank 1 waited for room to send a message to rank 3 (tag 5, 40 bytes) and nothing "
                  "moved for 30.0 s (timed out). Did rank 3 receive it, with this tag and size?");
   f.message.tag = kCollectiveTag;
-  CHECK_CONTAINS(text_of(f), "the timeout. Did rank 3 make the same call?");
+  CHECK_CONTAINS(text_of(f), "(timed out). Did rank 3 make the same call?");
   f.message.sends = 0;
-  CHECK_CONTAINS(text_of(f), "the timeout. Did rank 3 make the same call?");
+  CHECK_CONTAINS(text_of(f), "(timed out). Did rank 3 make the same call?");
 }
 
 TEST_CASE("unknown facts are left out") {

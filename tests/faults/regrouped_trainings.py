@@ -124,7 +124,8 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    importlib.import_module("torch._dynamo")  # once, and not by each process
+    for name in ("torch._dynamo", "going_on"):
+        importlib.import_module(name)  # once, and not by each process
     status = 0
     for ranks in options.ranks:
         with tempfile.TemporaryDirectory() as folder:
