@@ -157,7 +157,7 @@ def test_coalesced_calls_are_done_when_all_are(ranks: Pool, hosts: str) -> None:
     ranks(hosts).run(_pending)
 
 
-LATE = "nothing came for|waited for 0.3 s (timed out)"
+LATE = r"nothing came for|waited for 0\.3 s \(timed out\)"
 
 
 def _failing(rank: int, size: int) -> None:
