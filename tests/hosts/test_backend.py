@@ -153,7 +153,7 @@ def test_a_host_that_is_late(ranks: Pool, hosts: str) -> None:
     *told, nothing = ranks(hosts).run(_late)
     assert told[0].keys() == LATE.keys()
     assert nothing == {}
-    late = f"the timeout, for host b (rank {len(hosts) - 1}): no rank there"
+    late = f"(timed out) for host b (rank {len(hosts) - 1}): no rank there"
     assert all(late in text for said in told for text in said.values()), told
 
 
