@@ -115,6 +115,9 @@ class Member:
                 self.store, self.number, self.size, timeout=self.timeout
             )
             assert self.sums_are_right()
+            self.table.set(self.number, HAS_JOINED, 1)
+            while not all(self.table.get(one, HAS_JOINED) for one in self.members):
+                time.sleep(0.001)  # a death must not be part of this call
         else:
             while (comes := self.table.get(self.number, COMES)) == 0:
                 time.sleep(0.001)
