@@ -8,7 +8,7 @@
   X(abort, aborted, "aborted by {rank}: {evidence}")                                              \
   X(exception, failed, "{rank} failed[ in {call}]: {evidence}")                                   \
   X(wait_timeout, timed_out,                                                                      \
-    "{call_over}: {reporter} {wait} and nothing came for {timeout} (timed out).[ Waiting for "   \
+    "{call_over}: {reporter} {wait} and nothing came for {timeout} (timed out).[ Waiting for "    \
     "{person}, which {whereabouts}; {condition}.][ Per rank: {standings}.][ {unusable}]")         \
   X(late, none,                                                                                   \
     "group '{group}': {reporter} has waited {waited} in {call} for {person}, which "              \
@@ -61,20 +61,20 @@
     "answer: its process has ended or is busy, or the network is cut. The engine says: "          \
     "{evidence}")                                                                                 \
   X(host_absent, timed_out,                                                                       \
-    "{here} waited for {timeout} (timed out) for {hosts}: no rank there is in a call of this "  \
+    "{here} waited for {timeout} (timed out) for {hosts}: no rank there is in a call of this "    \
     "group, or the network is cut[; {store}]")                                                    \
   X(host_behind, timed_out,                                                                       \
-    "{here} waited for {timeout} (timed out) for {hosts}, which answers from an earlier "       \
+    "{here} waited for {timeout} (timed out) for {hosts}, which answers from an earlier "         \
     "call[; {store}]")                                                                            \
   X(network_slow, timed_out,                                                                      \
-    "{here} waited for {timeout} (timed out) for other hosts, which all answer: the network "   \
+    "{here} waited for {timeout} (timed out) for other hosts, which all answer: the network "     \
     "is slow, or loses data of the engine")                                                       \
   X(no_engine, failed, "{rank} has no engine between the hosts: {evidence}")                      \
   X(message_timeout, timed_out,                                                                   \
-    "{reporter} {message} and nothing {moved} for {timeout} (timed out). {question}[ "           \
+    "{reporter} {message} and nothing {moved} for {timeout} (timed out). {question}[ "            \
     "{arrived}] {messages_unusable}.")                                                            \
   X(peer_absent, timed_out,                                                                       \
-    "{reporter} {message}, and {peer} did not come within {timeout} (timed out). Is it "       \
+    "{reporter} {message}, and {peer} did not come within {timeout} (timed out). Is it "          \
     "running, and has it made this group? {messages_unusable}.")                                  \
   X(peer_gone, peer_lost,                                                                         \
     "{reporter} {message}, and {peer} has ended or left the group. Look for the first error in "  \
@@ -95,7 +95,7 @@
     "{reporter} has no memory left to keep a message of {their_data} from {rank} ({tag}) until "  \
     "it is received. Receive messages in the order in which they are sent")                       \
   X(engine_late, timed_out,                                                                       \
-    "{reporter} {message}[, and nothing {moved} for {timeout} (timed out). "                     \
+    "{reporter} {message}[, and nothing {moved} for {timeout} (timed out). "                      \
     "{messages_unusable}]. The engine between the hosts says: {evidence}")                        \
   X(engine_waits, none, "{reporter} {message}")                                                   \
   X(engine_ended, none, "{reporter} {message} when the messages of its group ended: ")            \

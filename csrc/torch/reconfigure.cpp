@@ -75,9 +75,7 @@ Members BackendBase::meet(const Place& place, const std::vector<int>& before,
 }
 
 void BackendBase::part_from_others(const std::vector<int>& kept) {
-  std::vector<int> others;
-  for (int r = 0; r < seat().ranks; ++r)
-    if (std::ranges::count(kept, r) == 0) others.push_back(r);
+  const std::vector<int> others = ranks_without({kept.begin(), kept.end()});
   if (ring_ == nullptr || others.empty()) return;
   abort_for("the group goes on without " + ranks_text(others));
   ring_->shut_out(kept, timeout_);

@@ -48,7 +48,7 @@ class FaultTolerance:
     def __init__(self, backend: str, ranks: int) -> None:
         if ranks != RANKS:
             raise ValueError(f"torch's tests of reconfigure() are for {RANKS} ranks, not {ranks}")
-        if not hasattr(dist.Backend, "reconfigure") and torch.__version__ < "2.14":
+        if not hasattr(dist.distributed_c10d, "_reconfigure"):
             raise ValueError(f"torch {torch.__version__} has no reconfigure(); 2.14 and newer have")
         if backend != "gloo":
             importlib.import_module(backend)  # registers it
