@@ -196,6 +196,8 @@ class Member:
         dies_in_shrink = event.moment == SHRINK and self.number == victims[-1]
         self.goes_on_without(set(now if event.moment == GROW else victims), number, dies_in_shrink)
         if event.moment == GROW and self.number == victims[-1]:
+            if self.ring.rank == 0:  # the others do not call in, and would wait
+                self.calls_in(number)
             threading.Timer(event.after_s, self.dies).start()
         if event.moment == STOP and self.ring.rank == 0:
             os.kill(self.table.get(victims[0], PID), signal.SIGCONT)
@@ -235,14 +237,14 @@ class Member:
 
         # A process that joins may not have learnt yet who else is in.
         while self.ring.size < self.size or dead() & set(self.members) or not self.members:
-            missing = self.size - self.ring.size
-            if missing > 0:
+            if self.ring.size < self.size:
                 if self.ring.rank == 0:
-                    self.calls_in(missing, number)
-                self.goes_on_in(self.ring.grow(self.store, missing))
+                    self.calls_in(number)
+                self.goes_on_in(self.ring.grow(self.store, self.size - self.ring.size))
             self.goes_on_without(dead(), number)
 
-    def calls_in(self, missing: int, number: int) -> None:
+    def calls_in(self, number: int) -> None:
+        missing = self.size - self.ring.size
         for process in range(self.size, self.processes):
             comes, joined = (self.table.get(process, word) for word in (COMES, HAS_JOINED))
             if missing > 0 and not joined:
