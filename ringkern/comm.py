@@ -20,6 +20,7 @@ from .choose import ring_order, tables
 from .config import check_threads, config, timeout_seconds
 from .groups import place_of, resolve_group, untraced
 from .hosts import Hosts, Known, engine_names, find_hosts, over_hosts
+from .hosts.search import Roster
 from .regroup import Regrouped
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Communicator:
 
     _regrouped: Regrouped | None = None
     _renewal = ""  # of the ranks of a process group
+    _store: dist.Store
+    _roster: Roster
 
     def __init__(
         self,
@@ -165,6 +168,7 @@ class Communicator:
         if hosts.count > 1:
             assert isinstance(store, dist.Store)  # pages are on one host
             recorder.remember_hosts(name, hosts)
+            self._store, self._roster = store, roster  # where and how its ranks could meet again
             joined = over_hosts(inter_host, store, name, rank, seconds, hosts)
             self._c = _C.HostsCommunicator(store, name, rank, timeout_s=seconds, **joined)
         else:
@@ -343,6 +347,9 @@ class Communicator:
         which learn of the failure at their next call. Needs no store. The ranks are numbered 0, 1,
         ... in their old order. A rank that dies meanwhile is left out, too.
 
+        With several hosts, the ranks meet in the store of this communicator. A host that is lost is
+        left out after the timeout, unless ``exclude`` names its ranks.
+
         The contents of tensors that a failed call had to write are undefined. If a rank that is
         left out may still run, this process's shared tensors move to new memory, at the same
         addresses: no other thread of this process may write to them meanwhile.
@@ -355,7 +362,8 @@ class Communicator:
                 out: their communicator is unusable. ``None``: the communicator's timeout.
 
         Returns:
-            The communicator of the ranks that are left, connected; its timeout is the same.
+            The communicator of the ranks that are left; its timeout is the same. On one host it is
+            connected, with several by its first call.
 
         Raises:
             CommAbortedError: the others have gone on without this rank, which had been stopped or
@@ -364,9 +372,10 @@ class Communicator:
             CollectiveTimeoutError: calls of other communicators on shared tensors have not ended
                 within the timeout.
             SharedMemoryError: memory is short.
-            CommUsageError: the communicator is closed, spans several hosts, or failed before all
-                its ranks had made a call.
-            RendezvousError: the ranks that are left could not connect.
+            CommUsageError: the communicator is closed, or failed on one host before all its ranks
+                had made a call.
+            RendezvousError: the ranks that are left could not connect, or with several hosts, the
+                store has failed.
             ValueError: ``exclude`` has this rank, or no rank of this communicator.
         """
         return regroup.regroup(self, exclude, None, timeout)
@@ -382,7 +391,7 @@ class Communicator:
     ) -> Communicator:
         """Makes a communicator of the ranks that are left and new ones, and closes this one.
 
-        Like :meth:`shrink`, so one call can replace a rank that has died.
+        Like :meth:`shrink`, so one call can replace a rank that has died. For ranks of one host.
         The processes that join get the ranks after those that are left. If one of them dies
         meanwhile, the communicator is made without it: look at its :attr:`size`.
 
@@ -401,8 +410,9 @@ class Communicator:
         Raises:
             RendezvousError: fewer processes came within the timeout, and this communicator is as
                 before; or the ranks could not connect.
+            CommUsageError: the communicator spans several hosts.
             CommAbortedError, CollectiveMismatchError, CollectiveTimeoutError, SharedMemoryError,
-                CommUsageError, ValueError: see :meth:`shrink`.
+                ValueError: see :meth:`shrink`.
         """
         if count < 1:
             raise ValueError(f"count is {count}: at least one process joins")

@@ -99,6 +99,7 @@ class RingKernError(dist.DistBackendError):
     seq: int | None = None
     phase: str | None = None
     _fault: dict[str, Any] | None = None
+    _absent: tuple[int, ...] = ()  # the ranks that a meeting lacked
 
     @property
     def fault(self) -> Fault | None:

@@ -1,7 +1,8 @@
 """New communicators from old ones: without ranks that have died, and with processes that join.
 
-The ranks that go on agree over their pages (``csrc/comm/regroup.h``), and meet there, too.
-With processes that join, they meet in the store in which these wait.
+The ranks of one host that go on agree over their pages (``csrc/comm/regroup.h``), and meet there,
+too. With processes that join, they meet in the store in which these wait. The ranks of several
+hosts meet in the store of the old communicator.
 """
 
 from __future__ import annotations
@@ -21,8 +22,14 @@ import torch.distributed as dist
 from . import _C, decode
 from .config import config, timeout_seconds
 from .decode import Within
-from .errors import CommAbortedError, CommUsageError, PeerLostError, RendezvousError
-from .hosts import Known
+from .errors import (
+    CollectiveMismatchError,
+    CommAbortedError,
+    CommUsageError,
+    PeerLostError,
+    RendezvousError,
+)
+from .hosts import Known, store_errors, unique_prefix
 from .hosts.peer import Number, Peer, Text, this_peer
 
 if TYPE_CHECKING:
@@ -220,15 +227,10 @@ def regroup(
         The new communicator.
 
     Raises:
-        CommAbortedError, CommUsageError, RendezvousError, ValueError: see
+        CollectiveMismatchError, CommAbortedError, CommUsageError, RendezvousError, ValueError: see
             :meth:`ringkern.Communicator.shrink`.
     """
     ring = old._c
-    if not isinstance(ring, _C.Communicator):
-        raise CommUsageError(
-            f"the communicator spans {old.hosts.count} hosts, and only one of a single host can go "
-            "on without its dead: use a group of the backend and torch.distributed.shrink_group"
-        )
     excluded = sorted(set(exclude))
     for rank in excluded:
         if not 0 <= rank < old.size:
@@ -236,6 +238,13 @@ def regroup(
     if old.rank in excluded:
         raise ValueError(f"rank {old.rank} excludes itself: an excluded rank makes no call")
     seconds = timeout_seconds(old._timeout if timeout is None else timeout)
+    if not isinstance(ring, _C.Communicator):
+        if joiners is not None:
+            raise CommUsageError(
+                f"the communicator spans {old.hosts.count} hosts, and processes can join one of a "
+                "single host only: use a group of the backend, and reconfigure() of torch 2.14"
+            )
+        return _over_hosts(old, ring, excluded, seconds)
     if not ring.devices and not ring.failed:
         ring.connect("cpu")
     if joiners is not None:
@@ -281,6 +290,81 @@ def regroup(
         new.close()
     raise RendezvousError(
         f"the ranks of {old!r} that are left could not connect again: see the earlier errors"
+    )
+
+
+def _over_hosts(
+    old: Communicator, ring: _C.HostsCommunicator, excluded: list[int], seconds: float
+) -> Communicator:
+    """Makes the communicator of the ranks of several hosts that go on.
+
+    All ranks of a meeting get the same answer (:class:`ringkern.hosts.Search`). So all leave out
+    the same ranks, and meet again without them.
+    """
+    calls = ring.calls()
+    departures, processes, _ = old._roster
+    with store_errors():
+        prefix = unique_prefix(old._store, f"going on of {departures}", old.rank, old.size)
+        store = dist.PrefixStore(prefix, old._store)
+        asked = _read_ranks(store.compare_set("excluded", "", json.dumps(excluded)))
+        store.set(f"calls/{old.rank}", json.dumps(calls))
+        if asked != excluded and old.rank not in asked:
+            # All meet first, so that all get the error.
+            store.set(
+                "mismatch",
+                f"rank {old.rank} excludes the ranks {excluded}, another one {asked}: give all "
+                "ranks that go on the same ranks to exclude",
+            )
+    if old.rank in asked:
+        raise _left_out(old, "which they excluded")
+    members = [rank for rank in range(old.size) if rank not in asked]
+    while True:
+        new = type(old).__new__(type(old))
+        known = Known(tuple(processes[rank] for rank in members), seconds)
+        place = members.index(old.rank), len(members), _name_after(old._name)
+        try:
+            new._open(store, *place, old._timeout, old._inter_host, old._threads, known)
+            break
+        except (PeerLostError, RendezvousError) as error:
+            absent = [members[rank] for rank in error._absent if rank < len(members)]
+            if not absent:
+                raise
+            if old.rank in absent:
+                late = "which did not come in time: it was stopped or busy"
+                raise _left_out(old, late) from None
+            members = [rank for rank in members if rank not in absent]
+    try:
+        with store_errors():
+            if store.check(["mismatch"]):
+                raise CollectiveMismatchError(store.get("mismatch").decode(errors="replace"))
+            of_all = [_read_calls(store.get(f"calls/{rank}")) for rank in members]
+        new._regrouped = _regrouped(members, of_all, 0)
+        if len(members) < old.size:
+            ring.abort(f"it went on with {len(members)} of its {old.size} ranks")
+            ring.shut_out(members, seconds)
+    except BaseException as error:
+        new.abort(f"rank {old.rank} could not join: {error}")
+        new.close()
+        raise
+    old.close()
+    return new
+
+
+def _read_ranks(text: bytes) -> list[int]:
+    where = "the ranks that do not go on"
+    return list(decode.build(tuple[_Rank, ...], decode.load(text, where), where))
+
+
+def _read_calls(text: bytes) -> tuple[int, int]:
+    where = "the calls of a rank"
+    found: tuple[int, int] = decode.build(tuple[Number, Number], decode.load(text, where), where)
+    return found
+
+
+def _left_out(old: Communicator, why: str) -> CommAbortedError:
+    return CommAbortedError(
+        f"the other ranks of communicator '{old._name}' went on without rank {old.rank}, {why}. "
+        "Close this communicator"
     )
 
 

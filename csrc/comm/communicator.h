@@ -77,7 +77,8 @@ class Communicator {
   void run_async(const Device& device, const Task& task,
                  std::function<void(std::exception_ptr)> done,
                  std::function<void()> before = nullptr);
-  // Throws if no call can be made: in a forked child, after close, after a failure.
+  // Throw if no call can be made: in a forked child, after close, and one also after a failure.
+  void check_open();
   void check_callable();
   // Returns true if a call on this device needs no rendezvous.
   bool connected(const Device& device);
@@ -147,7 +148,6 @@ class Communicator {
     Geometry geometry;
   };
 
-  void check_open();     // throws in a forked child and after close
   void check_healthy();  // throws if the communicator has failed
   // Runs a call on a connected ring. An exception makes this communicator unusable, unless the task
   // was refused and has no `before`. A task with `before` has a work, which may be queried after

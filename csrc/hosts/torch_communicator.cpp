@@ -201,6 +201,7 @@ std::function<void()> HostsCommunicator::look_for_gone(const std::vector<int>& r
 bool HostsCommunicator::in_callback() const { return hosts_calling_back == this; }
 
 void HostsCommunicator::check_callable() {
+  inner_->check_open();
   check_healthy();
   try {
     inner_->check_callable();
@@ -302,6 +303,7 @@ void HostsCommunicator::run_task(const Prepared& prepared, const WayRequest& req
                                     [&]() -> InterHostEngine& { return between(true); }};
   const StoreChannel::Listening listening(channel_, now_.call);
   HierarchicalTask(ways, prepared, request).run();
+  ++completed_;
 }
 
 // Returns the words that hosts compare. Leaves out how a call goes inside a host. Small floats may
@@ -424,6 +426,17 @@ void HostsCommunicator::shut_out(const std::vector<int>& members, Milliseconds p
   for (const int rank : members)
     if (hosts_.host_of(rank) == hosts_.host()) inside.push_back(hosts_.local_of(rank));
   inner_->shut_out(inside, patience);
+}
+
+std::pair<uint64_t, uint64_t> HostsCommunicator::calls() {
+  return interruptible(&callers_, aborter(), [&] {
+    const Callers::Scope no_gil(callers_);
+    inner_->check_open();
+    if (in_callback()) throw_call_in_callback();
+    worker_->drain();
+    const auto turn = lock_and_look_out(turn_);
+    return std::pair(completed_, seq_);
+  });
 }
 
 // Finishes the calls in progress on any thread first.
@@ -650,7 +663,8 @@ void bind_hosts_communicator(py::module_& m) {
            }),
            py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("host_of"),
            py::arg("host_names"), py::arg("timeout_s"), py::arg("engine"),
-           py::arg("inter_host_costs") = HostsCommunicator::InterHostCosts());
+           py::arg("inter_host_costs") = HostsCommunicator::InterHostCosts())
+      .def("calls", &HostsCommunicator::calls);
 }
 
 }  // namespace ringkern::torch_ext

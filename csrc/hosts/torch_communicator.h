@@ -96,6 +96,9 @@ class HostsCommunicator final : public Runner {
   }
   void abort(const std::string& reason) override;
   void close(double patience_s) override;
+  // Returns how many calls this rank has completed and begun. Waits for the one in progress. Throws
+  // UsageError if it is closed.
+  std::pair<uint64_t, uint64_t> calls();
 
  private:
   // The end of a wait between hosts. `own`: this rank has found the fault, and asks the others
@@ -192,7 +195,8 @@ class HostsCommunicator final : public Runner {
 
   std::timed_mutex turn_;  // one call at a time
   Now now_;                // of the thread that has the turn
-  uint64_t seq_ = 0;
+  uint64_t seq_ = 0;      // the last call that has begun
+  uint64_t completed_ = 0;
   std::map<std::pair<c10::DeviceType, bool>, std::unique_ptr<InterHostEngine>> engines_;
   std::atomic<int> posted_{0};  // asynchronous calls that have not run
   std::unique_ptr<Worker> worker_;

@@ -102,6 +102,7 @@ class TorchCommunicator final : public Runner {
   // Runs a task on memory that the caller keeps, as submit() does, without the GIL.
   void run(c10::Device on, Task task, const WayRequest& request, Milliseconds timeout);
   // Call the functions of the Communicator with the same names.
+  void check_open() { comm_->check_open(); }
   void check_callable() { comm_->check_callable(); }
   void give_up(const Fault& why) { comm_->give_up(why); }
   std::optional<Fault> trouble() override { return comm_->trouble(); }

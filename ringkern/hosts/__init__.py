@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .engines import engine_maker, engine_names, inter_host_costs, over_hosts
 from .hosts import Hosts, hosts_of
-from .search import Known, Search, find_hosts
+from .search import Known, Search, find_hosts, store_errors, unique_prefix
 
 __all__ = [
     "Hosts",
@@ -22,4 +22,6 @@ __all__ = [
     "hosts_of",
     "inter_host_costs",
     "over_hosts",
+    "store_errors",
+    "unique_prefix",
 ]

@@ -14,12 +14,13 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch.distributed as dist
 
 from .. import _C, decode
 from ..config import config
+from ..decode import Within
 from ..errors import PeerLostError, RendezvousError, RingKernError
 from .hosts import Hosts, hosts_of
 from .peer import Peer, this_peer
@@ -167,7 +168,7 @@ class Search:
             self._processes[rank] = (0, 0)
         self._listed = 0  # of these
         self._waited_s = 0.0
-        with _store_errors():
+        with store_errors():
             self._say(peer or this_peer(rank, named=config.host))
 
     def _say(self, peer: Peer) -> None:
@@ -212,13 +213,13 @@ class Search:
         """
         start = time.monotonic()
         try:
-            with _store_errors():
+            with store_errors():
                 found = self._wait()
         except RingKernError:
             raise
         except BaseException as error:  # of a signal's handler: the others must not wait
-            with contextlib.suppress(RingKernError), _store_errors():
-                self._refuse(f"it was interrupted ({type(error).__name__})", None)
+            with contextlib.suppress(RingKernError), store_errors():
+                self._refuse(f"it was interrupted ({type(error).__name__})", ())
             raise
         self._waited_s = time.monotonic() - start
         return found
@@ -264,7 +265,7 @@ class Search:
         self._list_processes()
         # A rank that is still making its communicator cannot have left it.
         if (gone := _C.find_gone(("", self._processes, 0.0), lambda: "")) is not None:
-            self._refuse(gone[1], gone[0], lost=True)
+            self._refuse(gone[1], (gone[0],), lost=True)
         votes = self._store.add(self._key("votes"), 0)
         if votes < self._size:
             return
@@ -277,7 +278,7 @@ class Search:
             else:
                 self._leave(_refusal("another rank gave up, and died before it said why"))
 
-    def _refuse(self, reason: str, rank: int | None, lost: bool = False) -> Hosts:
+    def _refuse(self, reason: str, absent: tuple[int, ...], lost: bool = False) -> Hosts:
         """Gives up for all ranks, unless it is too late for that."""
         votes = self._store.add(self._key("votes"), _REFUSED)
         if votes == _REFUSED + self._size:  # the last rank has come meanwhile
@@ -286,7 +287,7 @@ class Search:
             votes < 2 * _REFUSED
         ):  # this rank is the first to give up, and the others read its reason
             text = f"rank {self._rank} could not join the ring: {reason}"
-            self._leave(_refusal(text, rank, lost))
+            self._leave(_refusal(text, absent, lost))
         deadline = time.monotonic() + _GRACE_S
         while (found := self._look()) is None:
             if time.monotonic() > deadline:
@@ -297,14 +298,14 @@ class Search:
     def _leave(self, answer: str) -> None:
         self._store.set(self._key("answer"), answer)
 
-    def _who_is_late(self) -> tuple[str, int | None]:
-        """Returns the reason why this rank gives up, and the first rank that has not come."""
+    def _who_is_late(self) -> tuple[str, tuple[int, ...]]:
+        """Returns the reason why this rank gives up, and the ranks that have not come."""
         missing = self._missing()
         return (
             f"no ring of {self._size} ranks within {self._timeout_s:.1f} s (timed out); "
             f"{_did_not_come(missing)}. "
             "All ranks must make this communicator, each within the timeout of the others",
-            missing[0] if missing else None,
+            tuple(missing),
         )
 
     def _missing(self) -> list[int]:
@@ -333,8 +334,12 @@ class Search:
 
 
 @contextlib.contextmanager
-def _store_errors() -> Iterator[None]:
-    # torch's error names a place in torch, and no ranks.
+def store_errors() -> Iterator[None]:
+    """Replaces the errors of a store: torch's name a place in torch, and no ranks.
+
+    Raises:
+        RendezvousError: the store has failed.
+    """
     try:
         yield
     except RingKernError:
@@ -355,21 +360,22 @@ def _did_not_come(ranks: list[int]) -> str:
 
 @dataclass(frozen=True)
 class _Refusal:
-    """A text instead of the hosts, the rank that it concerns, and whether that rank is lost."""
+    """A text instead of the hosts, the ranks that it concerns, and whether these are lost."""
 
     refused: str
-    rank: int | None
+    absent: tuple[Annotated[int, Within(0, _C.most_ranks - 1)], ...]
     lost: bool
 
     def error(self) -> RingKernError:
         """Returns the exception for it. A frame that named and raised one would never be freed."""
         error = (PeerLostError if self.lost else RendezvousError)(self.refused)
-        error.rank = self.rank
+        error.rank = self.absent[0] if self.absent else None
+        error._absent = self.absent
         return error
 
 
-def _refusal(text: str, rank: int | None = None, lost: bool = False) -> str:
-    return json.dumps(asdict(_Refusal(text[:_MAX_TEXT], rank, lost)))
+def _refusal(text: str, absent: tuple[int, ...] = (), lost: bool = False) -> str:
+    return json.dumps(asdict(_Refusal(text[:_MAX_TEXT], absent, lost)))
 
 
 def _refusal_in(answer: bytes) -> _Refusal | None:

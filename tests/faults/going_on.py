@@ -24,6 +24,7 @@ import ringkern
 from ringkern.errors import CommAbortedError, RingKernError
 from tests.comm.exits import serve
 from tests.faults.lives import leave_note, wait_for, wait_for_end_of
+from tests.ranks import Named
 
 NEVER = timedelta(seconds=600)
 SHORT = timedelta(seconds=1)
@@ -36,6 +37,8 @@ def store_in(folder: Path, size: int) -> dist.Store:
 def begun(rank: int, size: int, folder: Path, timeout: timedelta = NEVER) -> ringkern.Communicator:
     """Returns a communicator whose ranks have told their pids, and have made one call."""
     leave_note(folder / f"pid{rank}", str(os.getpid()))
+    if hosts := os.environ.get("RK_TEST_HOSTS"):
+        Named(hosts)(rank)
     made = ringkern.Communicator.from_store(store_in(folder, size), rank, size, timeout=timeout)
     check_sum(made, range(size))
     return made

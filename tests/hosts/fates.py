@@ -47,6 +47,7 @@ class Plan:
         n: elements of each call.
         deeds: the action of a rank in place of its fifth call.
         calls: how many there are, if nothing happens; 0: until something does.
+        goes_on: whether the survivors go on without the others, with a Communicator.
         clean_s: seconds after which a rank reports its leftovers.
     """
 
@@ -57,6 +58,7 @@ class Plan:
     n: int = 1000
     deeds: dict[str, str] | None = None
     calls: int = 0
+    goes_on: bool = False
     clean_s: float = 20.0
 
     def write(self, folder: Path) -> None:
@@ -183,6 +185,8 @@ def _calls_until(
         said["first"] = error_of(call)
         said["again"] = error_of(lambda: ring.all_reduce(torch.ones(plan.n)))
         said["again"]["took"] = said["again"]["at"] - said["first"]["at"]
+        if plan.goes_on:
+            said["left"] = _go_on(ring, rank)
     except Done:
         pass
     said |= {"calls": count, "slowest": slowest}
@@ -190,6 +194,18 @@ def _calls_until(
     ring.close()
     said["closing"] = time.monotonic() - start
     return said
+
+
+def _go_on(ring: Ring, rank: int) -> tuple[int | None, ...]:
+    """Returns the ranks that go on, which do not wait long for the others."""
+    assert ring.communicator is not None
+    ring.communicator = ring.communicator.shrink(timeout=timedelta(seconds=2))
+    x = torch.full((1000,), 2.0**rank)
+    ring.all_reduce(x)
+    assert ring.communicator.regrouped is not None
+    left = ring.communicator.regrouped.ranks
+    assert x.eq(sum(2.0**one for one in left if one is not None)).all(), x
+    return left
 
 
 class Done(Exception):

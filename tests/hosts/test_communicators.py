@@ -15,7 +15,7 @@ from ringkern import _C
 from ringkern.backend import Options
 from ringkern.choose import tables
 from ringkern.comm import communicator_for
-from ringkern.errors import RendezvousError
+from ringkern.errors import CollectiveMismatchError, CommUsageError, RendezvousError
 from ringkern.hosts import Hosts
 from ringkern.tools.trace.record import record
 from tests.hosts.on_hosts import on_hosts
@@ -91,6 +91,29 @@ def _kept(rank: int, size: int) -> None:
 
 def test_the_communicator_of_a_group(ranks: Pool) -> None:
     ranks(3).run(_kept)
+
+
+def _going_on_that_cannot_be(rank: int, size: int) -> None:
+    with on_hosts(rank, [2, 1]):
+        ring = ringkern.Communicator(timeout=SECONDS)
+        with pytest.raises(CommUsageError, match="spans 2 hosts, and processes can join one of a"):
+            ring.grow(dist.HashStore())
+        if rank == 2:
+            ring.all_reduce(torch.ones(3))
+            ring.close()
+            return
+        with pytest.raises(CollectiveMismatchError, match="give all ranks that go on the same"):
+            ring.shrink([] if rank == 0 else [2], timeout=timedelta(seconds=1))
+        x = torch.ones(3)
+        ring.all_reduce(x)  # it is as before
+        assert x.sum() == 3 * size
+        ring.close()
+        with pytest.raises(CommUsageError, match="is closed"):
+            ring.shrink()
+
+
+def test_going_on_that_cannot_be(ranks: Pool) -> None:
+    ranks(3).run(_going_on_that_cannot_be)
 
 
 def _calls_by_the_table_of_a_host(rank: int, size: int) -> None:

@@ -198,8 +198,10 @@ def test_one_of_three_hosts_is_killed_with_the_store(scenarios: Scenario, tmp_pa
 @namespaces
 def test_one_of_three_hosts_is_killed(scenarios: Scenario, tmp_path: Path) -> None:
     with Net(3) as net:
-        fate = befall(scenarios, tmp_path, on(net, [2, 2, 2]), 6, lambda: kill(tmp_path, 4, 5))
+        plan = on(net, [2, 2, 2], backend=False, goes_on=True)
+        fate = befall(scenarios, tmp_path, plan, 6, lambda: kill(tmp_path, 4, 5))
     fate.check({0, 1, 2, 3}, "PeerLostError", host="c")
+    assert all(said["left"] == [0, 1, 2, 3] for said in fate.said.values())
 
 
 @namespaces

@@ -553,7 +553,9 @@ def test_a_rank_that_has_come_by_half_and_cannot_be_seen() -> None:
         find(broken.store, "x", 0, 2, SHORT_S, peer(0))
 
 
-@pytest.mark.parametrize("answer", [b"", b"\x00\xff", b"[]", b'{"refused": 5, "rank": 1}', b"[[]]"])
+@pytest.mark.parametrize(
+    "answer", [b"", b"\x00\xff", b"[]", b'{"refused": 5, "absent": [1]}', b"[[]]"]
+)
 def test_an_answer_may_be_any_bytes(answer: bytes) -> None:
     store = dist.HashStore()
     search = Search(store, "x", 0, 2, LONG_S, peer(0))
@@ -563,7 +565,7 @@ def test_an_answer_may_be_any_bytes(answer: bytes) -> None:
     store.set("ringkern/hosts of x/2/0/answer", b"x" * (2 << 20))
     with pytest.raises(RendezvousError, match="have 2097152 bytes in the store"):
         search.wait()
-    refusal = json.dumps({"refused": "a\x1b[31m\nb" + "c" * 5000, "rank": 1, "lost": False})
+    refusal = json.dumps({"refused": "a\x1b[31m\nb" + "c" * 5000, "absent": [1], "lost": False})
     store.set("ringkern/hosts of x/2/0/answer", refusal)
     with pytest.raises(RendezvousError) as caught:
         search.wait()
