@@ -284,7 +284,7 @@ def regroup(
         if ring.conclude(round, True, seconds):
             if joiners is not None:
                 joiners.welcome(places, round.address)
-            old.close()
+            _end(old, excluded)
             return new
         new._c.abort("another rank could not join")
         new.close()
@@ -339,15 +339,20 @@ def _over_hosts(
                 raise CollectiveMismatchError(store.get("mismatch").decode(errors="replace"))
             of_all = [_read_calls(store.get(f"calls/{rank}")) for rank in members]
         new._regrouped = _regrouped(members, of_all, 0)
-        if len(members) < old.size:
-            ring.abort(f"it went on with {len(members)} of its {old.size} ranks")
-            ring.shut_out(members, seconds)
+        ring.shut_out(members, seconds)
     except BaseException as error:
         new.abort(f"rank {old.rank} could not join: {error}")
         new.close()
         raise
-    old.close()
+    _end(old, excluded)
     return new
+
+
+def _end(old: Communicator, excluded: list[int]) -> None:
+    """Closes the old communicator; ranks that they exclude are told why."""
+    if excluded:
+        old.abort(f"the others go on without the ranks {excluded}")
+    old.close()
 
 
 def _read_ranks(text: bytes) -> list[int]:

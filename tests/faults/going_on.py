@@ -78,6 +78,16 @@ def error_of(call: Callable[[], object]) -> dict[str, str]:
     raise AssertionError("the call has succeeded")
 
 
+def memory_of(x: torch.Tensor) -> str:
+    """Returns the file, device and offset in which a tensor is."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, _, *file = line.split(maxsplit=5)
+        first, end = (int(address, 16) for address in place.split("-"))
+        if first <= x.data_ptr() < end:
+            return " ".join(file)
+    raise AssertionError("the tensor is nowhere")
+
+
 def pid_of(rank: int, folder: Path) -> int:
     return int(wait_for(folder / f"pid{rank}"))
 
@@ -185,15 +195,19 @@ def one_is_stopped_as_it_writes(rank: int, size: int, folder: Path) -> None:
 
 def one_is_excluded(rank: int, size: int, folder: Path) -> None:
     communicator = begun(rank, size, folder)
+    x = ringkern.empty(1000)
+    communicator.all_reduce(x)
     if rank == 1:
         then = error_of(lambda: communicator.all_reduce(torch.ones(10)))
         said(folder, rank, first=then, then=error_of(communicator.shrink))
         return
     itself = error_of(lambda: communicator.shrink([rank]))
     unknown = error_of(lambda: communicator.shrink([size]))
+    before = memory_of(x)
     new = communicator.shrink(exclude=[1])
     check_sum(new, [0, *range(2, size)])
-    said(folder, rank, **note_of(new), itself=itself, unknown=unknown)
+    moved = memory_of(x) != before
+    said(folder, rank, **note_of(new), itself=itself, unknown=unknown, moved=moved)
     new.close()
 
 
