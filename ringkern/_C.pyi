@@ -86,22 +86,7 @@ def renewal_of(group: dist.ProcessGroup) -> str: ...
 
 class Members: ...
 
-def make_members(
-    store: dist.Store,
-    name: str,
-    rank: int,
-    size: int,
-    timeout_s: float,
-    tables: dict[str, WayLists],
-    roster: Roster = ("", [], 0.0),
-    find_orders: Callable[[list[str], int], list[list[int]]] | None = None,
-    on_fault: str = "",
-    threads: int = 1,
-    host_of: list[int] = [],
-    host_names: list[str] = [],
-    engine: Callable[[str, list[int]], Backend] | None = None,
-    inter_host_costs: dict[str, tuple[int, int, bool]] = {},
-) -> Members: ...
+def make_members(ring: Runner, store: dist.Store, roster: Roster, on_fault: str) -> Members: ...
 def this_process() -> tuple[int, int]: ...
 def find_gone(roster: Roster, left: Callable[[], str]) -> tuple[int, str] | None: ...
 def close_backends(patience_s: float) -> None: ...

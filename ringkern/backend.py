@@ -24,9 +24,8 @@ import ringkern_autoload
 
 from . import _C, comm, news, recorder
 from .arguments import way_asked
-from .choose import ring_order, tables
 from .config import ON_FAULT, check_threads, config, timeout_seconds
-from .hosts import Known, engine_names, find_hosts, over_hosts
+from .hosts import Known, engine_names, find_hosts
 
 
 @dataclass(frozen=True)
@@ -99,29 +98,12 @@ class _Maker:
         name = f"backend/{self.group_id}"
         recorder.remember_group(name, "undefined" if ranks else "default_pg", ranks or range(size))
         known = Known(tuple(processes), seconds)
-        hosts, roster = find_hosts(store, name, rank, size, seconds, self.asked.threads, known)
-        joined: dict[str, Any] = {}
-        if hosts.count > 1:
-            recorder.remember_hosts(name, hosts)
-            joined = over_hosts(self.asked.inter_host, store, name, rank, seconds, hosts)
-        return _C.make_members(
-            store,
-            name,
-            rank,
-            size,
-            seconds,
-            tables.tables_of(hosts, rank),
-            roster,
-            ring_order.orders,
-            on_fault=self.on_fault,
-            threads=hosts.threads_of(rank),
-            **joined,
-        )
+        place = store, name, rank, size, seconds
+        hosts, roster = find_hosts(*place, self.asked.threads, known)
+        ring = comm.make_ring(*place, hosts, roster, self.asked.inter_host, self.on_fault)
+        return _C.make_members(ring, store, roster, self.on_fault)
 
-    @staticmethod
-    def end_others(kept: list[int], seconds: float) -> None:
-        """Ends the communicators over the ranks before; ``kept`` of these go on."""
-        comm.end_before_renewal(kept, seconds)
+    end_others = staticmethod(comm.end_before_renewal)
 
 
 def create(options: Any, backend_options: object = None) -> dist.distributed_c10d.Backend:

@@ -162,24 +162,12 @@ class Communicator:
         if inter_host is not None:
             engine_names(inter_host)
         seconds = timeout_seconds(timeout)
-        hosts, roster = find_hosts(store, name, rank, size, seconds, threads, known)
+        place = store, name, rank, size, seconds
+        hosts, roster = find_hosts(*place, threads, known)
         self._name, self._timeout, self._threads = name, timeout, threads
-        self._c: _C.Communicator | _C.HostsCommunicator
-        if hosts.count > 1:
-            assert isinstance(store, dist.Store)  # pages are on one host
-            recorder.remember_hosts(name, hosts)
+        self._c = make_ring(*place, hosts, roster, inter_host, config.on_fault)
+        if hosts.count > 1 and isinstance(store, dist.Store):
             self._store, self._roster = store, roster  # where and how its ranks could meet again
-            joined = over_hosts(inter_host, store, name, rank, seconds, hosts)
-            self._c = _C.HostsCommunicator(store, name, rank, timeout_s=seconds, **joined)
-        else:
-            self._c = _C.Communicator(store, name, rank, size, seconds)
-        self._c.set_on_fault(config.on_fault)
-        self._c.set_threads(hosts.threads_of(rank))
-        self._c.set_roster(roster)
-        self._c.set_orders(ring_order.orders)
-        self._own_tables = tables.tables_of(hosts, rank)
-        for device, lists in self._own_tables.items():
-            self._c.set_table(device, lists)
         self._hosts, self._inter_host = hosts, inter_host
         open_rings.add(self)
         news.start()
@@ -314,8 +302,7 @@ class Communicator:
         hosts = self._hosts
         ranks = len(hosts.ranks_on(hosts.host_of[self.rank]))
         own = tables.table(device, ranks)
-        if device not in self._own_tables:
-            self._c.set_table(device, own)  # counts until the ranks are connected
+        self._c.set_table(device, own)  # counts until the ranks are connected
         lists = self._c.table(device)
         asked: dict[str, Any] = {
             "dtype": dtype,
@@ -458,6 +445,45 @@ class Communicator:
     def __repr__(self) -> str:
         where = f", on host {self._hosts.name_of(self.rank)}" if self._hosts.count > 1 else ""
         return f"<ringkern.Communicator rank {self.rank} of {self.size}{where}>"
+
+
+def make_ring(
+    store: dist.Store | _C.PageStore,
+    name: str,
+    rank: int,
+    size: int,
+    seconds: float,
+    hosts: Hosts,
+    roster: Roster,
+    inter_host: str | None,
+    on_fault: str,
+) -> _C.Communicator | _C.HostsCommunicator:
+    """Makes a rank's part of a ring, or of one on each host; the first call connects it.
+
+    Args:
+        store, name, rank, size, inter_host: see :meth:`Communicator.from_store`.
+        seconds: the timeout.
+        hosts, roster: the results of :func:`ringkern.hosts.find_hosts`.
+        on_fault: what this process does when a ring fails; see ``RINGKERN_ON_FAULT``.
+
+    Returns:
+        The ring.
+    """
+    ring: _C.Communicator | _C.HostsCommunicator
+    if hosts.count > 1:
+        assert isinstance(store, dist.Store)  # pages are on one host
+        recorder.remember_hosts(name, hosts)
+        joined = over_hosts(inter_host, store, name, rank, seconds, hosts)
+        ring = _C.HostsCommunicator(store, name, rank, timeout_s=seconds, **joined)
+    else:
+        ring = _C.Communicator(store, name, rank, size, seconds)
+    ring.set_on_fault(on_fault)
+    ring.set_threads(hosts.threads_of(rank))
+    ring.set_roster(roster)
+    ring.set_orders(ring_order.orders)
+    for device, lists in tables.tables_of(hosts, rank).items():
+        ring.set_table(device, lists)
+    return ring
 
 
 def _make(

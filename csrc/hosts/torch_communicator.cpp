@@ -652,7 +652,7 @@ void HostsCommunicator::fail(std::exception_ptr error) {
 }
 
 void bind_hosts_communicator(py::module_& m) {
-  py::class_<HostsCommunicator, Runner>(m, "HostsCommunicator")
+  py::class_<HostsCommunicator, Runner, std::shared_ptr<HostsCommunicator>>(m, "HostsCommunicator")
       .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
                        int rank, std::vector<int> host_of, std::vector<std::string> host_names,
                        double timeout_s, py::object engine,

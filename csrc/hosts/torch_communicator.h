@@ -85,7 +85,7 @@ class HostsCommunicator final : public Runner {
   Callers& callers() override { return callers_; }
   int rank() const override { return hosts_.rank(); }
   int ranks() const override { return hosts_.ranks(); }
-  double timeout_s() const override { return double(timeout_.count()) / 1000; }
+  double timeout_s() const override { return seconds(timeout_); }
   bool failed() override {
     std::lock_guard lock(state_);
     return failure_.has_value();

@@ -237,39 +237,24 @@ c10::intrusive_ptr<c10d::Backend> RingBackend::shrink(const std::vector<int64_t>
   called_by_torch([&] { part_from_others(kept); });
   place_.renewal += "/shrunk";
   maker_.end_others(kept, timeout);
-  return c10::make_intrusive<RingBackend>(place, double(timeout.count()) / 1000, request_, maker_,
+  return c10::make_intrusive<RingBackend>(place, seconds(timeout), request_, maker_,
                                           std::move(members));
 }
 
-// Makes the parts for a group on one host, or on several if `host_of` gives each rank's host.
-Members make_members(c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank,
-                     int size, double timeout_s,
-                     const std::map<std::string, WayTables::Lists>& tables, Roster roster,
-                     FindOrders find_orders, OnFault policy, int threads,
-                     const std::vector<int>& host_of, const std::vector<std::string>& host_names,
-                     py::object engine, const HostsCommunicator::InterHostCosts& inter_host_costs) {
+// Makes the parts of a backend over this ring, which is not connected yet.
+Members make_members(std::shared_ptr<Runner> ring, const StorePtr& store, const Roster& roster,
+                     OnFault policy) {
+  const auto timeout = milliseconds(ring->timeout_s());
   Members made;
-  made.processes = roster.processes;
-  if (host_of.empty()) {
-    made.ring = std::make_shared<TorchCommunicator>(std::make_shared<C10dStore>(store), name, rank,
-                                                    size, timeout_s);
-    made.ring->set_roster(std::move(roster));
-    made.messenger = make_p2p(std::make_shared<C10dStore>(store), "backend/pairs", Seat{rank, size},
-                              milliseconds(timeout_s));
-  } else {
-    auto over_hosts =
-        std::make_shared<HostsCommunicator>(store, name, Hosts(rank, host_of, host_names),
-                                            timeout_s, std::move(engine), inter_host_costs);
-    over_hosts->set_roster(std::move(roster));  // the messenger already waits for other ranks
-    made.messenger = make_hosts_p2p(*over_hosts, std::make_shared<C10dStore>(store),
-                                    "backend/pairs", milliseconds(timeout_s));
-    made.ring = std::move(over_hosts);
-  }
-  made.ring->set_orders(std::move(find_orders));
-  made.ring->set_on_fault(policy);
-  made.ring->set_threads(threads);
-  for (const auto& [device, lists] : tables) made.ring->set_table(device, lists);
+  if (auto* over_hosts = dynamic_cast<HostsCommunicator*>(ring.get()))
+    made.messenger =
+        make_hosts_p2p(*over_hosts, std::make_shared<C10dStore>(store), "backend/pairs", timeout);
+  else
+    made.messenger = make_p2p(std::make_shared<C10dStore>(store), "backend/pairs",
+                              Seat{ring->rank(), ring->ranks()}, timeout);
   made.messenger->set_on_fault(policy);
+  made.ring = std::move(ring);
+  made.processes = roster.processes;
   return made;
 }
 
@@ -279,21 +264,11 @@ void bind_backend(py::module_& m) {
   py::class_<Members>(m, "Members");
   m.def(
       "make_members",
-      [](c10::intrusive_ptr<c10d::Store> store, const std::string& name, int rank, int size,
-         double timeout_s, const std::map<std::string, WayTables::Lists>& tables,
-         const RosterParts& roster, py::object find_orders, const std::string& on_fault,
-         int threads, const std::vector<int>& host_of, const std::vector<std::string>& host_names,
-         py::object engine, const HostsCommunicator::InterHostCosts& inter_host_costs) {
-        return make_members(std::move(store), name, rank, size, timeout_s, tables,
-                            roster_of(roster), orders_by(std::move(find_orders)),
-                            on_fault_of(on_fault), threads, host_of, host_names, std::move(engine),
-                            inter_host_costs);
+      [](std::shared_ptr<Runner> ring, const StorePtr& store, const RosterParts& roster,
+         const std::string& on_fault) {
+        return make_members(std::move(ring), store, roster_of(roster), on_fault_of(on_fault));
       },
-      py::arg("store"), py::arg("name"), py::arg("rank"), py::arg("size"), py::arg("timeout_s"),
-      py::arg("tables"), py::arg("roster") = RosterParts(), py::arg("find_orders") = py::none(),
-      py::arg("on_fault") = "", py::arg("threads") = 1, py::arg("host_of") = std::vector<int>(),
-      py::arg("host_names") = std::vector<std::string>(), py::arg("engine") = py::none(),
-      py::arg("inter_host_costs") = HostsCommunicator::InterHostCosts());
+      py::arg("ring"), py::arg("store"), py::arg("roster"), py::arg("on_fault"));
   m.def(
       "make_backend",
       [](c10::intrusive_ptr<c10d::Store> store, int rank, int size,

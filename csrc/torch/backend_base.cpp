@@ -34,7 +34,7 @@ void BackendBase::close(Milliseconds patience) {
   if (now.ring == nullptr) return;
   const WithoutGil no_gil;
   now.messenger->close(patience);
-  now.ring->close(double(patience.count()) / 1000);
+  now.ring->close(seconds(patience));
 }
 
 c10d::ErrorType BackendBase::getError() {

@@ -20,6 +20,7 @@ namespace ringkern::torch_ext {
 inline Milliseconds milliseconds(double seconds) {
   return Milliseconds(int64_t(std::min(seconds, 1e9) * 1000));
 }
+inline double seconds(Milliseconds time) { return double(time.count()) / 1000; }
 
 // Returns torch's current stream; null on a CPU.
 inline void* current_stream(c10::Device device) {

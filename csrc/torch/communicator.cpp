@@ -204,7 +204,7 @@ void bind_communicator(py::module_& m) {
         return all;
       });
   bind_page_store(m);
-  py::class_<TorchCommunicator, Runner>(m, "Communicator")
+  py::class_<TorchCommunicator, Runner, std::shared_ptr<TorchCommunicator>>(m, "Communicator")
       .def(py::init([](std::variant<std::shared_ptr<PageStore>, StorePtr> store, std::string name,
                        int rank, int size, double timeout_s) {
              std::shared_ptr<Store> in;

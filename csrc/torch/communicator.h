@@ -114,7 +114,7 @@ class TorchCommunicator final : public Runner {
   int rank() const override { return comm_->rank(); }
   int ranks() const override { return comm_->ranks(); }
   Geometry geometry_on(c10::Device device) { return comm_->geometry_on(device_on(device)); }
-  double timeout_s() const override { return double(comm_->timeout().count()) / 1000; }
+  double timeout_s() const override { return seconds(comm_->timeout()); }
   bool failed() override { return comm_->failed(); }
   void abort(const std::string& reason) override { comm_->abort(reason); }
   void close(double patience_s) override { callers_.close(*comm_, patience_s); }

@@ -161,7 +161,7 @@ class TorchLocalRing {
   }
 
   int ranks() const { return int(devices_.size()); }
-  double timeout_s() const { return double(comm_->timeout().count()) / 1000; }
+  double timeout_s() const { return seconds(comm_->timeout()); }
   void abort(const std::string& reason) { comm_->abort(reason); }
   void close(double patience_s) { callers_.close(*comm_, patience_s); }
 

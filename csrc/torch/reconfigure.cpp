@@ -18,12 +18,6 @@ namespace ringkern::torch_ext {
 
 // ---- Making and ending the parts
 
-namespace {
-
-double seconds(Milliseconds time) { return double(time.count()) / 1000; }
-
-}  // namespace
-
 Members Maker::make(const Place& place, const std::vector<Process>& known,
                     Milliseconds timeout) const {
   const py::gil_scoped_acquire gil;

@@ -72,7 +72,7 @@ Roster roster_of(const RosterParts& parts) {
 }
 
 void bind_runner(py::module_& m) {
-  py::class_<Runner>(m, "Runner")
+  py::class_<Runner, std::shared_ptr<Runner>>(m, "Runner")
       .def("set_table", &Runner::set_table, py::arg("device"), py::arg("lists"))
       .def(
           "set_on_fault",

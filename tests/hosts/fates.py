@@ -294,7 +294,7 @@ def joined(rank: int, size: int, folder: Path) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     deed = (plan.deeds or {}).get(str(rank))
     if deed == "before it comes":
-        ringkern._C.make_members = _dies
+        ringkern.comm.make_ring = _dies
     if deed == "before it listens":
         engines._BUILT_IN["gloo"] = _dies
     if deed == "after it listens":
