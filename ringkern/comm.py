@@ -331,14 +331,15 @@ class Communicator:
 
         For a communicator that has failed, usually because a rank has died, or to go on with fewer
         ranks. Every rank that goes on must call it; so must those on which no call has failed yet,
-        which learn of the failure at their next call. Needs no store. The ranks are numbered 0, 1,
-        ... in their old order. A rank that dies meanwhile is left out, too.
+        which learn of the failure at their next call. The ranks are numbered 0, 1, ... in their old
+        order. A rank that dies meanwhile is left out, too.
 
-        With several hosts, the ranks meet in the store of this communicator. A host that is lost is
-        left out after the timeout, unless ``exclude`` names its ranks.
+        On one host this needs no store. With several, the ranks meet in the store of this
+        communicator, and a host that is lost is left out after the timeout, unless ``exclude``
+        names its ranks.
 
         The contents of tensors that a failed call had to write are undefined. If a rank that is
-        left out may still run, this process's shared tensors move to new memory, at the same
+        left out may still run, this process's shared CPU tensors move to new memory, at the same
         addresses: no other thread of this process may write to them meanwhile.
         :attr:`regrouped` tells which rank is which, and how far the interrupted call has come.
 
