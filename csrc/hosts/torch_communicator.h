@@ -195,7 +195,7 @@ class HostsCommunicator final : public Runner {
 
   std::timed_mutex turn_;  // one call at a time
   Now now_;                // of the thread that has the turn
-  uint64_t seq_ = 0;      // the last call that has begun
+  uint64_t seq_ = 0;       // the last call that has begun
   uint64_t completed_ = 0;
   std::map<std::pair<c10::DeviceType, bool>, std::unique_ptr<InterHostEngine>> engines_;
   std::atomic<int> posted_{0};  // asynchronous calls that have not run
