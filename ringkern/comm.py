@@ -302,7 +302,8 @@ class Communicator:
         hosts = self._hosts
         ranks = len(hosts.ranks_on(hosts.host_of[self.rank]))
         own = tables.table(device, ranks)
-        self._c.set_table(device, own)  # counts until the ranks are connected
+        if device not in tables.tables_of(hosts, self.rank):
+            self._c.set_table(device, own)  # counts until the ranks are connected
         lists = self._c.table(device)
         asked: dict[str, Any] = {
             "dtype": dtype,
