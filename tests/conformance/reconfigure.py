@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.conformance.suite import AlsoNamed
+
 PYTORCH = "RK_PYTORCH"  # the variable that names the checkout
 FILE = Path("test", "distributed", "test_c10d_fault_tolerance.py")
 RANKS = 3  # that its tests are written for
@@ -26,20 +28,6 @@ AS_NCCL = (
     "test_reconfigure_timeout_is_retryable",
     "test_reconfigure_after_failed_join_has_unique_handle",
 )
-
-
-class _AsNccl(str):
-    """The name of a backend that equals "nccl2" as well."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return other == "nccl2" or str.__eq__(self, other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = str.__hash__
 
 
 class FaultTolerance:
@@ -71,7 +59,7 @@ class FaultTolerance:
         """``place``: a directory that the ranks share, new for each test."""
         case = self._case(test)
         if self._backend == "ringkern" and test in AS_NCCL:
-            case.backend_name = _AsNccl(self._backend)
+            case.backend_name = AlsoNamed(self._backend, "nccl2")
         case.rank, case.file_name = rank, str(place / "store")
         try:
             getattr(case, test)()

@@ -33,19 +33,24 @@ PROFILED = (
 )
 
 
-class _AsGloo(str):
-    """The name of a backend that equals "gloo" as well, alone and in a set of names."""
+class AlsoNamed(str):
+    """The name of a backend that equals another name as well, alone and in a set of names."""
 
-    __slots__ = ()
+    __slots__ = ("_other",)
+
+    def __new__(cls, name: str, other: str) -> AlsoNamed:
+        made = super().__new__(cls, name)
+        made._other = other
+        return made
 
     def __eq__(self, other: object) -> bool:
-        return other == "gloo" or str.__eq__(self, other)
+        return other == self._other or str.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash("gloo")
+        return hash(self._other)
 
 
 def load(backend: str, ranks: int) -> ModuleType:
@@ -58,7 +63,7 @@ def load(backend: str, ranks: int) -> ModuleType:
     if ranks >= 3:
         # For tests of the subgroup [1, 2], which torch runs with 8 ranks only.
         common_distributed.skip_if_small_worldsize = lambda test: test
-    environ = ChainMap({"BACKEND": _AsGloo(backend)}, os.environ)  # type: ignore[arg-type]
+    environ = ChainMap({"BACKEND": AlsoNamed(backend, "gloo")}, os.environ)  # type: ignore[arg-type]
     with mock.patch.object(os, "environ", environ):
         module = importlib.import_module(MODULE)
     for name in PROFILED:
