@@ -80,6 +80,15 @@ def build(kind: Any, value: object, where: str) -> Any:
         raise ValueError(f"{where}: {path} {wrong}" if path else f"{where} {wrong}") from None
 
 
+def read(kind: Any, text: str | bytes, where: str) -> Any:
+    """Builds a ``kind`` from JSON.
+
+    Raises:
+        ValueError: see :func:`load` and :func:`build`.
+    """
+    return build(kind, load(text, where), where)
+
+
 def _accepted(kind: Any) -> str:
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:

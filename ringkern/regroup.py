@@ -169,9 +169,9 @@ class Joiners:
         key = self.key(f"invitation/{place}/{number}")
         if not self._store.check([key]):
             return None
-        where = "the invitation of a process that joins"
-        found: _Invitation = decode.build(
-            _Invitation, decode.load(self._store.get(key), where), where
+        text = self._store.get(key)
+        found: _Invitation = decode.read(
+            _Invitation, text, "the invitation of a process that joins"
         )
         return found
 
@@ -182,7 +182,7 @@ class Joiners:
 
 def _read_joiner(text: bytes) -> tuple[Peer, tuple[int, int]]:
     where = "the record of a process that waits to join"
-    peer, pid, started = decode.build(tuple[str, Number, Number], decode.load(text, where), where)
+    peer, pid, started = decode.read(tuple[str, Number, Number], text, where)
     return Peer.from_json(peer, 0), (pid, started)
 
 
@@ -306,7 +306,8 @@ def _over_hosts(
     with store_errors():
         prefix = unique_prefix(old._store, f"going on of {departures}", old.rank, old.size)
         store = dist.PrefixStore(prefix, old._store)
-        asked = _read_ranks(store.compare_set("excluded", "", json.dumps(excluded)))
+        first = store.compare_set("excluded", "", json.dumps(excluded))
+        asked = list(decode.read(tuple[_Rank, ...], first, "the ranks that do not go on"))
         store.set(f"calls/{old.rank}", json.dumps(calls))
         if asked != excluded and old.rank not in asked:
             # All meet first, so that all get the error.
@@ -337,7 +338,8 @@ def _over_hosts(
         with store_errors():
             if store.check(["mismatch"]):
                 raise CollectiveMismatchError(store.get("mismatch").decode(errors="replace"))
-            of_all = [_read_calls(store.get(f"calls/{rank}")) for rank in members]
+            found = [store.get(f"calls/{rank}") for rank in members]
+        of_all = [decode.read(tuple[Number, Number], one, "the calls of a rank") for one in found]
         new._regrouped = _regrouped(members, of_all, 0)
         ring.shut_out(members, seconds)
     except BaseException as error:
@@ -353,17 +355,6 @@ def _end(old: Communicator, excluded: list[int]) -> None:
     if excluded:
         old.abort(f"the others go on without the ranks {excluded}")
     old.close()
-
-
-def _read_ranks(text: bytes) -> list[int]:
-    where = "the ranks that do not go on"
-    return list(decode.build(tuple[_Rank, ...], decode.load(text, where), where))
-
-
-def _read_calls(text: bytes) -> tuple[int, int]:
-    where = "the calls of a rank"
-    found: tuple[int, int] = decode.build(tuple[Number, Number], decode.load(text, where), where)
-    return found
 
 
 def _left_out(old: Communicator, why: str) -> CommAbortedError:

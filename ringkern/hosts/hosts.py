@@ -65,7 +65,7 @@ class Hosts:
             ValueError: it does not describe these.
         """
         where = f"the text on the hosts of {size} ranks"
-        names, host_of, crowded, threads = decode.build(_Json, decode.load(text, where), where)
+        names, host_of, crowded, threads = decode.read(_Json, text, where)
         good = len(host_of) == size and len(set(names)) == len(names)
         good = good and len(threads) in (0, len(names))
         if not good or tuple(dict.fromkeys(host_of)) != tuple(range(len(names))):

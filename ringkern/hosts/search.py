@@ -380,7 +380,7 @@ def _refusal(text: str, absent: tuple[int, ...] = (), lost: bool = False) -> str
 
 def _refusal_in(answer: bytes) -> _Refusal | None:
     try:
-        found: _Refusal = decode.build(_Refusal, decode.load(answer, "the answer"), "the answer")
+        found: _Refusal = decode.read(_Refusal, answer, "the answer")
     except ValueError:
         return None
     plain = "".join(c if " " <= c <= "~" else "?" for c in found.refused[:_MAX_TEXT])
