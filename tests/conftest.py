@@ -36,6 +36,8 @@ LIBRARY = {"comm", "core", "faults", "hosts", "integrations", "reduce", "torch"}
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests of the library, for ``make test``."""
+    if settings.get_current_profile_name() != "ringkern":  # torch.testing._internal loads its own
+        raise pytest.UsageError("a test module has loaded another profile of hypothesis")
     for item in items:
         if item.path.relative_to(ROOT / "tests").parts[0] in LIBRARY:
             item.add_marker("library")

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.conformance.suite import AlsoNamed
-
 PYTORCH = "RK_PYTORCH"  # the variable that names the checkout
 FILE = Path("test", "distributed", "test_c10d_fault_tolerance.py")
 RANKS = 3  # that its tests are written for
@@ -28,6 +26,26 @@ AS_NCCL = (
     "test_reconfigure_timeout_is_retryable",
     "test_reconfigure_after_failed_join_has_unique_handle",
 )
+
+
+class AlsoNamed(str):
+    """The name of a backend that equals another name as well, alone and in a set of names."""
+
+    __slots__ = ("_other",)
+
+    def __new__(cls, name: str, other: str) -> AlsoNamed:
+        made = super().__new__(cls, name)
+        made._other = other
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return other == self._other or str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self._other)
 
 
 class FaultTolerance:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.testing._internal import common_distributed, common_utils
 
 from tests.conformance.known import OF_MPI
+from tests.conformance.reconfigure import AlsoNamed
 
 MODULE = "torch.testing._internal.distributed.distributed_test"
 GROUP_TIMEOUT_S = 30  # under the runner's: a rank that waits in vain tells for whom
@@ -31,26 +32,6 @@ PROFILED = (
     "CUDA_PROFILING_SUPPORTED_BACKENDS",
     "SEND_RECV_PROFILING_SUPPORTED_BACKENDS",
 )
-
-
-class AlsoNamed(str):
-    """The name of a backend that equals another name as well, alone and in a set of names."""
-
-    __slots__ = ("_other",)
-
-    def __new__(cls, name: str, other: str) -> AlsoNamed:
-        made = super().__new__(cls, name)
-        made._other = other
-        return made
-
-    def __eq__(self, other: object) -> bool:
-        return other == self._other or str.__eq__(self, other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(self._other)
 
 
 def load(backend: str, ranks: int) -> ModuleType:
