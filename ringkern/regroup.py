@@ -139,17 +139,25 @@ class Joiners:
         return dict(itertools.islice(self.waiting().items(), self._count))
 
     def new_address(self) -> str:
-        """Returns a name for a meeting that no other has."""
+        """Returns the number of a new meeting."""
         return str(self._store.add(self.key("meetings"), 1))
+
+    def meetings(self) -> int:
+        """Returns the number of the last meeting. Does not write: it may be called for hours."""
+        key = self.key("meetings")
+        return int(self._store.get(key)) if self._store.check([key]) else 0
 
     def meeting(self, address: str) -> dist.Store:
         """Returns the part of the store in which the ranks meet that go on."""
         return dist.PrefixStore(self.key(f"meeting/{address}"), self._store)
 
     def invite(self, place: int, invitation: _Invitation) -> None:
-        """Leaves an invitation for the process at this place."""
-        number = self._store.add(self.key(f"invitations/{place}"), 1)
-        self._store.set(self.key(f"invitation/{place}/{number}"), json.dumps(asdict(invitation)))
+        """Leaves an invitation for the process at this place.
+
+        In one step: this rank may die at any point, and the next to invite must not depend on it.
+        """
+        key = self.key(f"invitation/{place}/{invitation.address}")
+        self._store.set(key, json.dumps(asdict(invitation)))
 
     def welcome(self, places: Sequence[int], address: str) -> None:
         """Tells these that they have joined."""
@@ -164,16 +172,14 @@ class Joiners:
         self._store.set(self.key(f"waits/{place}"), json.dumps(record))
         return place
 
-    def invitation(self, place: int, number: int) -> _Invitation | None:
-        """Returns an invitation of this place, counted from 1, if it has come."""
-        key = self.key(f"invitation/{place}/{number}")
-        if not self._store.check([key]):
-            return None
-        text = self._store.get(key)
-        found: _Invitation = decode.read(
-            _Invitation, text, "the invitation of a process that joins"
-        )
-        return found
+    def invitation(self, place: int, after: int) -> tuple[int, _Invitation] | None:
+        """Returns this place's invitation to the last meeting after this one, and that meeting."""
+        for meeting in range(self.meetings(), after, -1):
+            key = self.key(f"invitation/{place}/{meeting}")
+            if self._store.check([key]):
+                where = "the invitation of a process that joins"
+                return meeting, decode.read(_Invitation, self._store.get(key), where)
+        return None
 
     def has_formed(self, address: str) -> bool:
         """Returns whether all ranks have joined the ring that meets at this address."""
@@ -392,6 +398,7 @@ def join(
     """Waits to be taken into a communicator; see :meth:`ringkern.Communicator.join`."""
     deadline = time.monotonic() + timeout_seconds(timeout)
     joiners = Joiners(store, name, 0)
+    meeting = joiners.meetings()  # the last one to which it is not invited
     own = joiners.enter()
 
     def nobody() -> str:
@@ -400,32 +407,31 @@ def join(
             f"with this store and the name '{name}'"
         )
 
-    for number in itertools.count(1):
-        invited = functools.partial(joiners.invitation, own, number)
-        invitation = _await(invited, deadline, nobody)
+    while True:
+        invited = functools.partial(joiners.invitation, own, meeting)
+        meeting, invitation = _await(invited, deadline, nobody)
         left = max(deadline - time.monotonic(), 0.001)
         try:
-            meeting = joiners.meeting(invitation.address)
-            new = _meet(kind, meeting, invitation, timeout, left, threads)
+            at = joiners.meeting(invitation.address)
+            new = _meet(kind, at, invitation, timeout, left, threads)
         except _AGAIN:
             continue  # a rank has died meanwhile; those that are left invite again
-        formed = functools.partial(_has_formed, joiners, own, number, invitation)
+        formed = functools.partial(_has_formed, joiners, own, meeting)
         if _await(formed, deadline, nobody):
             return new
         new._c.abort("the other ranks have begun again")
         new.close()
-    raise AssertionError  # the loop has no end
 
 
-def _has_formed(joiners: Joiners, own: int, number: int, invitation: _Invitation) -> bool | None:
+def _has_formed(joiners: Joiners, own: int, meeting: int) -> bool | None:
     """Returns whether the new ring stands on all ranks; ``None``: not decided yet.
 
     The others decide it, also for a ring that has failed meanwhile: a process that left it on its
     own would not be invited again by ranks that count it in.
     """
-    if joiners.has_formed(invitation.address):
+    if joiners.has_formed(str(meeting)):
         return True
-    return False if joiners.invitation(own, number + 1) is not None else None
+    return False if joiners.invitation(own, meeting) is not None else None
 
 
 def _await(found: Callable[[], _T | None], deadline: float, late: Callable[[], str]) -> _T:

@@ -333,6 +333,21 @@ def member_dies_as_one_joins(rank: int, size: int, folder: Path) -> None:
     last.close()
 
 
+def member_dies_as_it_invites(rank: int, size: int, folder: Path) -> None:
+    store = store_in(folder, size)
+    if rank == size - 1:
+        new = ringkern.Communicator.join(store, timeout=timedelta(seconds=60))
+    else:
+        communicator = begun(rank, size - 1, folder)
+        if rank == 0:
+            # The invitation is about to be written.
+            ringkern.regroup.asdict = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+        new = communicator.grow(store)
+    check_sum(new, range(1, size))
+    said(folder, rank, **note_of(new))
+    new.close()
+
+
 # ---- groups of the backend ----------------------------------------------------------------------
 
 

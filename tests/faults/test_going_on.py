@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import ringkern
 from ringkern.errors import CommUsageError, RendezvousError
-from ringkern.regroup import _name_after, _regrouped
+from ringkern.regroup import Joiners, _Invitation, _name_after, _regrouped
 from tests.comm.exits import ROOT, scenarios_of
 from tests.faults import regroups
 
@@ -148,6 +148,12 @@ def test_a_member_dies_as_a_process_joins(scenarios: Scenario, tmp_path: Path) -
         assert note["ranks"] == [1, 2]
 
 
+def test_a_member_dies_as_it_invites(scenarios: Scenario, tmp_path: Path) -> None:
+    outcome = scenarios("member_dies_as_it_invites", 3, tmp_path)
+    for note in told(outcome, tmp_path, died=(0,)).values():
+        assert note["ranks"] == [1, None]
+
+
 @pytest.fixture(scope="module")
 def games() -> Iterator[Scenario]:
     with scenarios_of("tests.faults.regroups", "--serve", OMP_NUM_THREADS="1") as run:
@@ -201,6 +207,20 @@ def test_a_stopped_rank_of_a_group_writes_no_more(
 def test_a_group_takes_a_new_process(scenarios: Scenario, tmp_path: Path) -> None:
     said = told(scenarios("group_takes_a_new_process", 4, tmp_path), tmp_path, died=(1,))
     assert {rank: note["now"] for rank, note in said.items()} == {0: 0, 2: 2, 3: 1}
+
+
+def test_only_the_last_meeting_counts() -> None:
+    """A rank that was stopped invites to its meeting when the others have met in another one."""
+    joiners = Joiners(dist.HashStore(), "x", 1)
+    origin = _regrouped([0], [(1, 1)], 1)
+    first, last = (
+        _Invitation(1, 2, "x", joiners.new_address(), ("cpu",), ((0, 0),), origin) for _ in "ab"
+    )
+    assert joiners.invitation(place=7, after=0) is None
+    joiners.invite(7, last)
+    joiners.invite(7, first)
+    assert joiners.invitation(place=7, after=0) == (2, last)
+    assert joiners.invitation(place=7, after=2) is None
 
 
 def test_nobody_takes_a_process_in() -> None:
