@@ -95,7 +95,7 @@ class Member:
         self.size, self.processes = game["size"], game["processes"]
         self.timeout = timedelta(seconds=game["timeout_s"])
         self.events = [Event(**one) for one in game["events"]]
-        self.store = dist.FileStore(str(folder / "store"), self.size)
+        self.store = dist.TCPStore("127.0.0.1", game["port"], None, is_master=False)
         self.ring: ringkern.Communicator
         self.closed: list[ringkern.Communicator] = []
         self.members: list[int] = []
@@ -302,7 +302,9 @@ def play_game(
     processes = size + sum(len(event.victims) for event in events)
     timeout_s = SHORT_S if any(event.moment == STOP for event in events) else NEVER_S
     folder.mkdir()
-    game = {"size": size, "processes": processes, "timeout_s": timeout_s}
+    # A FileStore does not survive the death of a rank that writes to it.
+    store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    game = {"size": size, "processes": processes, "timeout_s": timeout_s, "port": store.port}
     game["events"] = [asdict(event) for event in events]
     (folder / "game").write_text(json.dumps(game))
     table = Table.make(folder / "table", processes)
