@@ -37,6 +37,7 @@ from .config import config  # noqa: E402
 from .launchers import init  # noqa: E402
 from .ops import ring_all_gather, ring_all_reduce, ring_reduce_scatter  # noqa: E402
 from .recorder import dump  # noqa: E402
+from .shards import ShardSum  # noqa: E402
 from .shared import empty, is_shared, shared_memory, zeros  # noqa: E402
 
 __version__: str = _C.version
@@ -58,6 +59,7 @@ def build_info() -> dict[str, Any]:
 
 __all__ = [
     "Communicator",
+    "ShardSum",
     "backend",
     "build_info",
     "dump",

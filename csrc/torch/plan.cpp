@@ -6,6 +6,7 @@
 
 #include "core/direct.h"
 #include "core/trace.h"
+#include "core/tree.h"
 #include "cpu/executor.h"
 #include "cpu/mesh.h"
 #include "cuda/mesh.h"
@@ -106,6 +107,61 @@ struct PyPlan {
   void check_place(int rank, int channel) const {
     if (rank < 0 || rank >= plan.ranks || channel < 0 || channel >= plan.channels)
       throw py::index_error("no such rank or channel");
+  }
+};
+
+// The tree of deterministic="world_invariant". A node is (first shard, number of shards).
+struct PyShardTree {
+  ShardTree tree;
+
+  using Node = std::pair<int, int>;
+  // The open nodes after a row of nodes, and the sums that each of them completes.
+  struct Added {
+    OpenNodes open;
+    std::vector<int> sums;
+
+    explicit Added(ShardTree tree) : open(tree) {}
+    void take(const ShardNode& node) { sums.push_back(open.take(node)); }
+  };
+
+  static PyShardTree make(int shards) {
+    if (shards < 1 || shards > ShardTree::kMostShards)
+      throw py::value_error("shards must be 1 to 1024");
+    return {{shards}};
+  }
+
+  ShardNode shards_of(int rank, int ranks) const {
+    if (rank < 0 || rank >= ranks || ranks > tree.shards)
+      throw py::value_error("rank must be one of the ranks, and each rank needs a shard");
+    return tree.run_of(rank, ranks);
+  }
+  Added add_shards(int rank, int ranks) const {
+    Added added(tree);
+    const ShardNode run = shards_of(rank, ranks);
+    for (int shard = run.first; shard < run.end(); ++shard) added.take({shard, 1});
+    return added;
+  }
+  Node run_of(int rank, int ranks) const {
+    const ShardNode run = shards_of(rank, ranks);
+    return {run.first, run.count};
+  }
+  std::vector<Node> nodes_of(int rank, int ranks) const {
+    const Added added = add_shards(rank, ranks);
+    std::vector<Node> nodes;
+    for (int i = 0; i < added.open.count(); ++i)
+      nodes.emplace_back(added.open[i].first, added.open[i].count);
+    return nodes;
+  }
+  std::vector<int> sums_of_shards(int rank, int ranks) const {
+    return add_shards(rank, ranks).sums;
+  }
+  std::vector<int> sums_of_nodes(int ranks) const {
+    Added all(tree);
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Added added = add_shards(rank, ranks);
+      for (int i = 0; i < added.open.count(); ++i) all.take(added.open[i]);
+    }
+    return all.sums;
   }
 };
 
@@ -292,6 +348,19 @@ void bind_plan(py::module_& m) {
       .def("trace", &PyPlan::trace, py::arg("rank"), py::arg("channel") = 0,
            "The verbs that `rank` runs, in order: (verb, input offset, output offset, count, slots "
            "taken).");
+  py::class_<PyShardTree>(m, "ShardTree",
+                          "The order in which shards are added on any number of ranks; a node is "
+                          "(first shard, number of shards).")
+      .def(py::init(&PyShardTree::make), py::arg("shards"))
+      .def("run_of", &PyShardTree::run_of, py::arg("rank"), py::arg("ranks"),
+           "The shards of a rank, as a node.")
+      .def("nodes_of", &PyShardTree::nodes_of, py::arg("rank"), py::arg("ranks"),
+           "The nodes that a rank adds up by itself, which are its part of the sum.")
+      .def("sums_of_shards", &PyShardTree::sums_of_shards, py::arg("rank"), py::arg("ranks"),
+           "For each shard of a rank, in order: how many sums it completes. Each sum replaces the "
+           "last two that are open.")
+      .def("sums_of_nodes", &PyShardTree::sums_of_nodes, py::arg("ranks"),
+           "The same for the nodes of all ranks, in order.");
 }
 
 }  // namespace ringkern::torch_ext

@@ -1,0 +1,225 @@
+"""``ringkern.ShardSum``: the sum of L shards has the same bits on any number of ranks, on one host
+and on several, and they are those of the tree's definition.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ringkern
+from ringkern import shards as implementation
+from ringkern.errors import CollectiveMismatchError, CommUsageError
+from tests.ranks import Pool, RankError
+from tests.reference import FLOATS, SMALL_FLOATS, bits_of
+from tests.torch.rings import any_bits, normal, same
+
+pytestmark = pytest.mark.quick
+
+OPS = {"sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.AVG}
+# The ranks that divide the shards: a letter for each rank's host.
+PLACES = ("a", "aa", "ab", "aaa", "aba", "abb", "aaaa", "aabb", "abcd", "aaaaa")
+
+
+def shard_of(dtype: torch.dtype, count: int, shard: int, kind: str, seed: int = 0) -> torch.Tensor:
+    """Returns a shard's values: "bits" with NaN, infinities and subnormal numbers, "cancelling"
+    numbers of which a sum keeps only the rounding errors.
+    """
+    if kind == "bits":
+        return any_bits(dtype, (count,), shard, seed)
+    if kind == "cancelling":
+        base = normal(torch.float64, (count,), shard // 2, seed) * 100
+        return (base if shard % 2 == 0 else -base * (1 + 1e-3)).to(dtype)
+    return normal(dtype, (count,), shard, seed)
+
+
+def expected(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
+    """Returns the sum by the definition of the tree: from the top, the left operand has the largest
+    power of two that is less than all.
+    """
+    dtype = tensors[0].dtype
+    wider = torch.float64 if dtype == torch.float64 else torch.float32
+
+    def total(first: int, count: int) -> torch.Tensor:
+        if count == 1:
+            return tensors[first].to(wider)
+        left = 1 << (count - 1).bit_length() - 1
+        return total(first, left) + total(first + left, count - left)
+
+    wide = total(0, len(tensors)).clone()
+    if op == "avg":
+        wide /= torch.full_like(wide, len(tensors))
+    nan = wide.isnan()
+    if dtype == torch.float8_e4m3fn:
+        wide = wide.clamp(-448, 448)
+    result = wide.to(dtype)
+    bits_of(result)[nan] = torch.iinfo(bits_of(result).dtype).max if dtype.itemsize > 1 else 0x7F
+    return result
+
+
+def _sum_here(
+    rank: int, size: int, shards: int, dtype: torch.dtype, count: int, kind: str, op: str
+) -> None:
+    sums = ringkern.ShardSum(shards)
+    all_shards = [shard_of(dtype, count, shard, kind) for shard in range(shards)]
+    result = expected(all_shards, op)
+    for _ in range(2):  # a ShardSum is used again and again
+        for shard in sums.shards:
+            sums.add(all_shards[shard])
+        assert same(sums.all_reduce(OPS[op]), result)
+    if count % size == 0:
+        for shard in sums.shards:
+            sums.add(all_shards[shard])
+        n = count // size
+        assert same(sums.reduce_scatter(OPS[op]), result[rank * n : (rank + 1) * n])
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(PLACES),
+    st.integers(0, 20),
+    st.sampled_from(FLOATS),
+    st.one_of(st.integers(0, 100), st.sampled_from([3000, 9_000, 60_000])),
+    st.sampled_from(["normal", "cancelling", "bits"]),
+    st.sampled_from(sorted(OPS)),
+)
+def test_the_bits_are_those_of_the_tree(
+    ranks: Pool, place: str, more: int, dtype: torch.dtype, count: int, kind: str, op: str
+) -> None:
+    ranks(place).run(_sum_here, len(place) + more, dtype, count, kind, op)
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_eight_shards(ranks: Pool, size: int, dtype: torch.dtype) -> None:
+    ranks(size).run(_sum_here, 8, dtype, 840 * 200, "cancelling", "avg")
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_another_order_has_other_bits(dtype: torch.dtype) -> None:
+    """The other tests would otherwise prove nothing."""
+    tensors = [shard_of(dtype, 5000, shard, "normal") for shard in range(8)]
+    total = tensors[0]
+    for tensor in tensors[1:]:  # through a float: torch does not add 8-bit floats
+        total = (
+            total + tensor if dtype not in SMALL_FLOATS else total.float() + tensor.float()
+        ).to(dtype)
+    assert not same(total, expected(tensors, "sum"))
+
+
+def _is_one_call(rank: int, size: int, shards: int) -> bool:
+    return ringkern.ShardSum(shards)._is_chain
+
+
+@pytest.mark.parametrize(
+    ("place", "shards", "one_call"),
+    [
+        ("a", 8, True),
+        ("aa", 2, True),
+        ("aa", 8, True),
+        ("ab", 8, True),
+        ("aa", 6, False),  # 0 1, 2 and 3, 4 5
+        ("aaa", 3, True),
+        ("aaa", 6, True),
+        ("aba", 3, False),  # rank 1 comes last
+        ("aaa", 8, False),
+        ("aaaa", 4, False),  # a + b and c + d
+    ],
+)
+def test_a_rank_with_one_node_sends_only_that(
+    ranks: Pool, place: str, shards: int, one_call: bool
+) -> None:
+    assert set(ranks(place).run(_is_one_call, shards)) == {one_call}
+
+
+def _layouts(rank: int, size: int) -> None:
+    sums = ringkern.ShardSum(4, dist.group.WORLD)
+    tensors = [normal(torch.bfloat16, (6, 10), shard) for shard in range(4)]
+    for shard in sums.shards:
+        given = tensors[shard].t().contiguous().t().requires_grad_()
+        sums.add(given)
+        with torch.no_grad():
+            given.zero_()  # it may change
+    total = sums.all_reduce()
+    assert not total.requires_grad
+    assert same(total, expected([t.reshape(-1) for t in tensors], "sum").view(6, 10))
+    with ringkern.Communicator() as other:
+        over = ringkern.ShardSum(4, other)
+        for shard in over.shards:
+            over.add(tensors[shard])
+        assert same(over.all_reduce(), total)
+
+
+def test_any_layout_and_a_communicator(ranks: Pool) -> None:
+    ranks(2).run(_layouts)
+
+
+def _errors(rank: int, size: int) -> None:
+    with pytest.raises(ValueError, match="2 shards are too few for 3 ranks"):
+        ringkern.ShardSum(2)
+    for shards in (0, 1025):
+        with pytest.raises(ValueError, match="shards must be 1 to 1024"):
+            ringkern.ShardSum(shards)
+    with pytest.raises(
+        CollectiveMismatchError, match="rank 0 makes a ShardSum of 4 shards and rank 2 one of 6"
+    ):
+        ringkern.ShardSum(4 if rank < 2 else 6)
+
+    sums = ringkern.ShardSum(4)
+    x = torch.ones(4)
+    for wrong, told in ((torch.ones(3, dtype=torch.int32), "torch.int32"), ([1.0], "list")):
+        with pytest.raises(TypeError, match=f"a shard is {told}; .* use ring_all_reduce"):
+            sums.add(wrong)  # type: ignore[arg-type]
+    with pytest.raises(CommUsageError, match=f"rank {rank} has added 0 of its [12] shards"):
+        sums.all_reduce()
+    sums.add(x)
+    if rank == 0:
+        for other in (torch.ones(5), x.double(), torch.ones(2, 2)):
+            with pytest.raises(ValueError, match=r"shard 1 is torch.float.*; all must be alike"):
+                sums.add(other)
+        with pytest.raises(CommUsageError, match="rank 0 has added 1 of its 2 shards"):
+            sums.reduce_scatter()
+        sums.add(x)
+    with pytest.raises(CommUsageError, match=f"rank {rank} has added all of its shards"):
+        sums.add(x)
+    with pytest.raises(ValueError, match="a ShardSum has SUM and AVG"):
+        sums.all_reduce(dist.ReduceOp.MAX)
+    with pytest.raises(ValueError, match="4 elements, which 3 ranks cannot divide; pad it"):
+        sums.reduce_scatter()
+    # Nothing was lost.
+    assert torch.equal(sums.all_reduce(), torch.full((4,), 4.0))
+
+
+def test_wrong_use_is_refused(ranks: Pool) -> None:
+    ranks(3).run(_errors)
+
+
+def _unequal(rank: int, size: int) -> None:
+    sums = ringkern.ShardSum(4)
+    for _ in sums.shards:
+        sums.add(torch.ones(10 + rank))
+    sums.all_reduce()
+
+
+def test_ranks_with_unequal_shards_all_fail(ranks: Pool) -> None:
+    for size in (2, 4):
+        outcomes = ranks(size).outcomes(_unequal)
+        ranks(size).kill()
+        assert [o.kind for o in outcomes if isinstance(o, RankError)] == [
+            "CollectiveMismatchError"
+        ] * size
+
+
+def _in_pieces(rank: int, size: int) -> None:
+    implementation._GATHERED_BYTES = 4096
+    try:
+        _sum_here(rank, size, 8, torch.float64, 3 * 1000, "cancelling", "sum")
+    finally:
+        implementation._GATHERED_BYTES = 1 << 20
+
+
+def test_large_tensors_are_gathered_in_pieces(ranks: Pool) -> None:
+    ranks(3).run(_in_pieces)
