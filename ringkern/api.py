@@ -31,7 +31,7 @@ if _C.torch_version.split(".")[:2] != torch.__version__.split(".")[:2]:
         f"{torch.__version__}; {_REBUILD}"
     )
 
-from . import backend, errors, functional, local  # noqa: E402
+from . import backend, ddp, errors, functional, local  # noqa: E402
 from .comm import Communicator  # noqa: E402
 from .config import config  # noqa: E402
 from .launchers import init  # noqa: E402
@@ -62,6 +62,7 @@ __all__ = [
     "ShardSum",
     "backend",
     "build_info",
+    "ddp",
     "dump",
     "empty",
     "errors",

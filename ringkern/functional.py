@@ -9,13 +9,15 @@ result on all ranks, or on none.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from .arguments import way_asked
-from .comm import communicator_for
+from .comm import Communicator, communicator_for
+from .shards import agree, finished, order_of
 
 _OPS: dict[str, dist.ReduceOp.RedOpType] = {
     "sum": dist.ReduceOp.SUM,
@@ -100,16 +102,79 @@ def all_reduce_residual_rms_norm(
         op = torch.ops.ringkern.all_reduce_residual_rms_norm
         pair: tuple[torch.Tensor, torch.Tensor] = op(x, residual, weight, eps, _group_name(group))
         return pair
-    _check_no_gradient(x, residual, weight)
+    _check_no_gradient(*_NORM, x, residual, weight)
     return _sum_norm(x, residual, weight, eps, group)
 
 
-def _check_no_gradient(*tensors: torch.Tensor) -> None:
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        raise NotImplementedError(
-            "all_reduce_residual_rms_norm has no gradient; use torch.no_grad(), or all_reduce and "
-            "torch.nn.functional.rms_norm"
+def world_invariant_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    shards: int,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    """Multiplies like :func:`torch.nn.functional.linear`, with inputs split over the ranks.
+
+    The row-parallel layer of tensor parallelism, with bits that do not depend on the number of
+    ranks: the input features are divided into ``shards`` equal ones, each is multiplied by itself,
+    and the products are added as by :class:`ringkern.ShardSum`. There is no gradient.
+
+    A whole model has the same bits if the layers before this one are computed by shard, too: a
+    product of n columns may add in another order than one of n / 2.
+
+    Args:
+        x: this rank's features, those of ``ShardSum(shards, group).shards``: of shape (..., n).
+        weight: this rank's columns of the weight, of shape (out, n).
+        bias: of shape (out,), the same on all ranks, or ``None``; added to the sum.
+        shards: how many shards the features of all ranks are divided into; at least as many as
+            ranks.
+        group: the process group; ``None``: the default group.
+
+    Returns:
+        A tensor of shape (..., out) and the dtype of ``x``, bit-identical on all ranks.
+
+    Raises:
+        ValueError: this rank's shards do not divide its features, ``shards`` is out of range, or
+            ``x`` and ``weight`` do not match.
+        NotImplementedError: an input requires grad.
+        CollectiveMismatchError: ranks gave different ``shards``, in the first call with this
+            number. Also raises the errors of :func:`ringkern.ring_all_reduce`.
+    """
+    _check_no_gradient("world_invariant_linear", "functional.all_reduce", x, weight, bias)
+    communicator = communicator_for(group)
+    order = order_of(shards, communicator)
+    n, mine = x.shape[-1], len(order.shards)
+    if n % mine != 0 or weight.shape[-1] != n:
+        raise ValueError(
+            f"x has {n} features and weight {weight.shape[-1]}, for {mine} of {shards} shards: "
+            "both must have the same, a multiple of this rank's shards"
         )
+    if shards not in (agreed := _agreed.setdefault(communicator, set())):
+        agree(shards, communicator)
+        agreed.add(shards)
+    nodes: list[torch.Tensor] = []
+    for at, (some, columns) in enumerate(
+        zip(x.split(n // mine, dim=-1), weight.split(n // mine, dim=-1))
+    ):
+        # Contiguous: a product may add in another order if its operands have other strides.
+        product = torch.nn.functional.linear(some.contiguous(), columns.contiguous())
+        order.take(nodes, at, product)
+    total = order.total(communicator, [node.view(-1) for node in nodes])
+    result = finished(total, dist.ReduceOp.SUM, shards, x.dtype).view(product.shape)
+    return result if bias is None else result.add_(bias)
+
+
+# The numbers of shards that the ranks of a communicator have compared.
+_agreed: weakref.WeakKeyDictionary[Communicator, set[int]] = weakref.WeakKeyDictionary()
+
+
+def _check_no_gradient(name: str, instead: str, *tensors: torch.Tensor | None) -> None:
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        raise NotImplementedError(f"{name} has no gradient; use torch.no_grad(), or {instead}")
+
+
+_NORM = "all_reduce_residual_rms_norm", "all_reduce and torch.nn.functional.rms_norm"
 
 
 def _sum_norm(
@@ -271,7 +336,7 @@ _library.impl("all_reduce_", _all_reduce_autograd, "Autograd")
 def _all_reduce_residual_rms_norm_autograd(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, group: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    _check_no_gradient(x, residual, weight)
+    _check_no_gradient(*_NORM, x, residual, weight)
     with torch._C._AutoDispatchBelowAutograd():
         pair: tuple[torch.Tensor, torch.Tensor] = torch.ops.ringkern.all_reduce_residual_rms_norm(
             x, residual, weight, eps, group

@@ -15,6 +15,9 @@ tensor([0.6000, 0.6000, 0.6000])
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 
@@ -28,6 +31,159 @@ _Kind = tuple[torch.Size, torch.dtype, torch.device]
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Bytes of the nodes of all ranks that are added up at a time: they stay in a cache.
 _GATHERED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order in which a rank adds its shards, and all ranks the sums of each.
+
+    A node is a sum of consecutive shards of one rank that is also a sum with any other number of
+    ranks (``csrc/core/tree.h``).
+
+    Attributes:
+        count: the number of shards of all ranks.
+        shards: the numbers of this rank's shards.
+        sums_of_shards: how many sums each of them completes.
+        nodes: how many nodes each rank has.
+        sums_of_nodes: how many sums each node of all ranks completes.
+        is_chain: whether each rank has one node, and they are added from rank 0 up.
+    """
+
+    count: int
+    shards: range
+    sums_of_shards: list[int]
+    nodes: list[int]
+    sums_of_nodes: list[int]
+    is_chain: bool
+
+    def take(self, open_nodes: list[torch.Tensor], at: int, tensor: torch.Tensor) -> None:
+        """Adds the tensor of this rank's shard number ``at`` to its sums that are not complete."""
+        sums = self.sums_of_shards[at]
+        if sums == 0:
+            new = torch.empty(tensor.shape, dtype=_wide(tensor.dtype), device=tensor.device)
+            open_nodes.append(new.copy_(tensor))
+        else:
+            open_nodes[-1].add_(tensor.to(open_nodes[-1].dtype))
+            _add_last(open_nodes, sums - 1)
+
+    def total(self, ring: Communicator, nodes: list[torch.Tensor]) -> torch.Tensor:
+        """Returns the sum of the nodes of all ranks, in their dtype; uses this rank's, flat."""
+        if not self.is_chain:
+            return self._gathered(ring, nodes)
+        [total] = nodes
+        ring.all_reduce(total, deterministic="size_invariant")
+        return total
+
+    def part(self, ring: Communicator, nodes: list[torch.Tensor]) -> torch.Tensor:
+        """Returns this rank's part of :meth:`total`, one of equal parts."""
+        n = nodes[0].numel() // ring.size
+        if not self.is_chain or ring.size > 2:
+            return self.total(ring, nodes).narrow(0, ring.rank * n, n).clone()
+        [node], part = nodes, nodes[0].new_empty(n)
+        ring.reduce_scatter(part, node)  # a + b is b + a, so the order of a ring does not matter
+        return part
+
+    def _gathered(self, ring: Communicator, nodes: list[torch.Tensor]) -> torch.Tensor:
+        # All ranks receive all nodes, a part of their elements at a time, and add them up.
+        size, most, n = ring.size, max(self.nodes), nodes[0].numel()
+        total = nodes[0]  # each part of it is replaced after it was sent
+        each = max(1, min(n, _GATHERED_BYTES // (size * most * total.element_size())))
+        mine, all_ranks = total.new_empty(most * each), total.new_empty(size * most * each)
+        for first in range(0, n, each):
+            count = min(each, n - first)
+            sent = mine[: most * count].view(most, count)
+            for row, node in zip(sent, nodes):
+                row.copy_(node[first : first + count])
+            rows = all_ranks[: size * most * count].view(size, most, count)
+            ring.all_gather(rows, sent)
+            received = (rows[rank, i] for rank in range(size) for i in range(self.nodes[rank]))
+            open_nodes: list[torch.Tensor] = []
+            for node, sums in zip(received, self.sums_of_nodes, strict=True):
+                open_nodes.append(node)
+                _add_last(open_nodes, sums)
+            total[first : first + count] = open_nodes[0]
+        return total
+
+
+def order_of(shards: int, ring: Communicator) -> Order:
+    """Returns the order of this rank, which is the same on all ranks.
+
+    Raises:
+        ValueError: ``shards`` is not 1 to 1024, or less than the number of ranks.
+    """
+    # Several hosts add up the ranks of each first.
+    by_rank = ring.size <= 2 or ring.hosts.count == 1
+    return _order_of(shards, ring.rank, ring.size, by_rank)
+
+
+@functools.lru_cache
+def _order_of(shards: int, rank: int, size: int, by_rank: bool) -> Order:
+    tree = _C.ShardTree(shards)
+    if size > shards:
+        raise ValueError(
+            f"{shards} shards are too few for {size} ranks: each rank needs one; give at least "
+            f"{size}, or use fewer ranks"
+        )
+    first, count = tree.run_of(rank, size)
+    nodes = [len(tree.nodes_of(r, size)) for r in range(size)]
+    sums_of_nodes = tree.sums_of_nodes(size)
+    return Order(
+        shards,
+        range(first, first + count),
+        tree.sums_of_shards(rank, size),
+        nodes,
+        sums_of_nodes,
+        by_rank and nodes == [1] * size and sums_of_nodes == [0, *[1] * (size - 1)],
+    )
+
+
+def agree(shards: int, ring: Communicator) -> None:
+    """Compares the number of shards with that of all other ranks.
+
+    Raises:
+        CollectiveMismatchError: ranks gave different numbers.
+    """
+    numbers = torch.empty(ring.size, dtype=torch.int64)
+    ring.all_gather(numbers, torch.tensor([shards]))
+    given = numbers.tolist()
+    other = next((rank for rank, number in enumerate(given) if number != given[0]), None)
+    if other is not None:
+        raise CollectiveMismatchError(
+            f"rank 0 adds {given[0]} shards and rank {other} adds {given[other]}: give the same "
+            "number of shards on all ranks"
+        )
+
+
+def finished(total: torch.Tensor, op: Op, shards: int, dtype: torch.dtype) -> torch.Tensor:
+    """Divides a sum for AVG and rounds it to ``dtype``; may change ``total``.
+
+    Returns:
+        The result, in which all NaNs have the same bits.
+    """
+    if op == dist.ReduceOp.AVG:
+        # A tensor: on CUDA torch multiplies by the inverse of a number.
+        total.div_(torch.tensor(float(shards), dtype=total.dtype, device=total.device))
+    nan = total.isnan()
+    if dtype == torch.float8_e4m3fn:  # has no infinity
+        greatest = torch.finfo(dtype).max
+        total.clamp_(-greatest, greatest)
+    result = total.to(dtype)
+    # torch's additions keep the bits of one of two NaNs, and its rounding makes different ones.
+    bits = result.view(_INTEGERS[result.element_size()])
+    bits.masked_fill_(nan, torch.iinfo(bits.dtype).max)
+    return result
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype of the sums of a dtype."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _add_last(nodes: list[torch.Tensor], sums: int) -> None:
+    """Replaces the last two nodes by their sum, ``sums`` times."""
+    for _ in range(sums):
+        right = nodes.pop()
+        nodes[-1].add_(right)
 
 
 class ShardSum:
@@ -61,46 +217,16 @@ class ShardSum:
 
     def __init__(self, shards: int, group: dist.ProcessGroup | Communicator | None = None) -> None:
         self._ring = group if isinstance(group, Communicator) else communicator_for(group)
-        self._count = shards
-        rank, size = self._ring.rank, self._ring.size
-        self._check_alike()
-        tree = _C.ShardTree(shards)
-        if size > shards:
-            raise ValueError(
-                f"{shards} shards are too few for {size} ranks: each rank needs one; give at least "
-                f"{size}, or use fewer ranks"
-            )
-        first, count = tree.run_of(rank, size)
-        self._shards = range(first, first + count)
-        self._sums_of_shards = tree.sums_of_shards(rank, size)
-        self._sums_of_nodes = tree.sums_of_nodes(size)
-        self._nodes = [len(tree.nodes_of(r, size)) for r in range(size)]
-        # True if one all-reduce adds the nodes in the order of the tree: from rank 0 up, which
-        # several hosts do with two ranks only.
-        self._is_chain = (
-            self._nodes == [1] * size
-            and self._sums_of_nodes == [0, 1, 1][:size]
-            and (size <= 2 or self._ring.hosts.count == 1)
-        )
+        agree(shards, self._ring)
+        self._order = order_of(shards, self._ring)
         self._kind: _Kind | None = None  # of the shards since the last result
         self._added = 0
         self._open: list[torch.Tensor] = []  # the sums that wait for the next shard
 
-    def _check_alike(self) -> None:
-        numbers = torch.empty(self._ring.size, dtype=torch.int64)
-        self._ring.all_gather(numbers, torch.tensor([self._count]))
-        given = numbers.tolist()
-        other = next((rank for rank, n in enumerate(given) if n != given[0]), None)
-        if other is not None:
-            raise CollectiveMismatchError(
-                f"rank 0 makes a ShardSum of {given[0]} shards and rank {other} one of "
-                f"{given[other]}: give the same number on all ranks"
-            )
-
     @property
     def shards(self) -> range:
         """Returns the numbers of this rank's shards."""
-        return self._shards
+        return self._order.shards
 
     def add(self, tensor: torch.Tensor) -> None:
         """Adds the tensor of this rank's next shard. Does not communicate.
@@ -120,27 +246,20 @@ class ShardSum:
                 f"a shard is {given}; a ShardSum adds tensors of floats. Integers have the same "
                 "sum in any order: use ring_all_reduce"
             )
-        if self._added == len(self._shards):
+        if self._added == len(self.shards):
             raise CommUsageError(
-                f"rank {self._ring.rank} has added all of its shards ({self._added} of "
-                f"{self._count}): call all_reduce() or reduce_scatter() first"
+                f"rank {self._ring.rank} has added all of its {self._added} shards: call "
+                "all_reduce() or reduce_scatter() first"
             )
         kind = tensor.shape, tensor.dtype, tensor.device
         if self._added == 0:
             self._kind = kind
-        elif kind != self._kind:
+        elif self._kind is not None and kind != self._kind:
             raise ValueError(
-                f"shard {self._shards[self._added]} is {_text_of(kind)}, and the one before it "
+                f"shard {self.shards[self._added]} is {_text_of(kind)}, and the one before it "
                 f"{_text_of(self._kind)}; all must be alike"
             )
-        tensor = tensor.detach()
-        sums = self._sums_of_shards[self._added]
-        if sums == 0:
-            new = torch.empty(tensor.shape, dtype=_wide(tensor.dtype), device=tensor.device)
-            self._open.append(new.copy_(tensor))
-        else:
-            self._open[-1].add_(tensor.to(self._open[-1].dtype))
-            _add_last(self._open, sums - 1)
+        self._order.take(self._open, self._added, tensor.detach())
         self._added += 1
 
     def all_reduce(self, op: Op = dist.ReduceOp.SUM) -> torch.Tensor:
@@ -159,7 +278,8 @@ class ShardSum:
                 :func:`ringkern.ring_all_reduce`, after which the shards are lost.
         """
         shape, dtype, _ = self._begin(op)
-        return _finished(self._total(), op, self._count, dtype).view(shape)
+        total = self._order.total(self._ring, self._take())
+        return finished(total, op, self._order.count, dtype).view(shape)
 
     def reduce_scatter(self, op: Op = dist.ReduceOp.SUM) -> torch.Tensor:
         """Returns this rank's part of the sum of all shards, and begins the next one.
@@ -175,27 +295,22 @@ class ShardSum:
             ValueError: the number of elements is no multiple of the number of ranks. Also raises
                 the errors of :meth:`all_reduce`.
         """
-        shape, dtype, device = self._begin(op)
-        rank, size = self._ring.rank, self._ring.size
-        if shape.numel() % size != 0:
+        shape, dtype, _ = self._begin(op)
+        if shape.numel() % self._ring.size != 0:
             raise ValueError(
-                f"a shard has {shape.numel()} elements, which {size} ranks cannot divide; pad it"
+                f"a shard has {shape.numel()} elements, which {self._ring.size} ranks cannot "
+                "divide; pad it"
             )
-        n = shape.numel() // size
-        if size == 2 and self._is_chain:  # a + b is b + a, so that a ring gives the same bits
-            [node], part = self._take(), torch.empty(n, dtype=_wide(dtype), device=device)
-            self._ring.reduce_scatter(part, node)
-        else:
-            part = self._total().narrow(0, rank * n, n).clone()
-        return _finished(part, op, self._count, dtype)
+        part = self._order.part(self._ring, self._take())
+        return finished(part, op, self._order.count, dtype)
 
     def _begin(self, op: Op) -> _Kind:
         if reduce_op(op) not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise ValueError(f"op is {op}; a ShardSum has SUM and AVG")
-        if self._kind is None or self._added < len(self._shards):
+        if self._kind is None or self._added < len(self.shards):
             raise CommUsageError(
-                f"rank {self._ring.rank} has added {self._added} of its {len(self._shards)} "
-                f"shards: add() each of {list(self._shards)} first"
+                f"rank {self._ring.rank} has added {self._added} of its {len(self.shards)} "
+                f"shards: add() each of {list(self.shards)} first"
             )
         return self._kind
 
@@ -205,67 +320,7 @@ class ShardSum:
         self._added, self._open = 0, []
         return nodes
 
-    def _total(self) -> torch.Tensor:
-        """Returns the sum of the nodes of all ranks, in float32 or float64."""
-        nodes = self._take()
-        if not self._is_chain:
-            return self._gathered_total(nodes)
-        [total] = nodes
-        self._ring.all_reduce(total, deterministic="size_invariant")
-        return total
-
-    def _gathered_total(self, nodes: list[torch.Tensor]) -> torch.Tensor:
-        """Returns the same. All ranks receive all nodes, a part of their elements at a time, and
-        add them up.
-        """
-        size, most, n = self._ring.size, max(self._nodes), nodes[0].numel()
-        total = nodes[0]  # each part of it is replaced after it was sent
-        each = max(1, min(n, _GATHERED_BYTES // (size * most * total.element_size())))
-        mine, all_ranks = total.new_empty(most * each), total.new_empty(size * most * each)
-        for first in range(0, n, each):
-            count = min(each, n - first)
-            sent = mine[: most * count].view(most, count)
-            for row, node in zip(sent, nodes):
-                row.copy_(node[first : first + count])
-            rows = all_ranks[: size * most * count].view(size, most, count)
-            self._ring.all_gather(rows, sent)
-            received = (rows[rank, i] for rank in range(size) for i in range(self._nodes[rank]))
-            open_nodes: list[torch.Tensor] = []
-            for node, sums in zip(received, self._sums_of_nodes, strict=True):
-                open_nodes.append(node)
-                _add_last(open_nodes, sums)
-            total[first : first + count] = open_nodes[0]
-        return total
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype of the sums of a dtype."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
 
 def _text_of(kind: _Kind) -> str:
     shape, dtype, device = kind
     return f"{dtype}{list(shape)} on {device}"
-
-
-def _add_last(nodes: list[torch.Tensor], sums: int) -> None:
-    """Replaces the last two nodes by their sum, ``sums`` times."""
-    for _ in range(sums):
-        right = nodes.pop()
-        nodes[-1].add_(right)
-
-
-def _finished(total: torch.Tensor, op: Op, shards: int, dtype: torch.dtype) -> torch.Tensor:
-    """Divides a sum for AVG and rounds it to ``dtype``; may change it."""
-    if op == dist.ReduceOp.AVG:
-        # A tensor: on CUDA torch multiplies by the inverse of a number.
-        total.div_(torch.tensor(float(shards), dtype=total.dtype, device=total.device))
-    nan = total.isnan()
-    if dtype == torch.float8_e4m3fn:  # has no infinity
-        greatest = torch.finfo(dtype).max
-        total.clamp_(-greatest, greatest)
-    result = total.to(dtype)
-    # torch's additions keep the bits of one of two NaNs, and its rounding makes different ones.
-    bits = result.view(_INTEGERS[result.element_size()])
-    bits.masked_fill_(nan, torch.iinfo(bits.dtype).max)
-    return result
