@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from . import _C
 from .comm import Communicator, communicator_for
-from .shards import Order, agree, finished, order_of
+from .shards import Nodes, Order, agree, finished, order_of
 
 
 def world_invariant_hook(model: DistributedDataParallel, shards: int) -> range:
@@ -84,7 +84,7 @@ class _Hook:
 
     def __init__(self, ring: Communicator, order: Order) -> None:
         self._ring, self._order = ring, order
-        self._open: dict[torch.Tensor, list[torch.Tensor]] = {}
+        self._nodes: dict[torch.Tensor, Nodes] = {}
         self._at = 0  # the number of this backward pass's shard, among this rank's
 
     def average(
@@ -93,16 +93,18 @@ class _Hook:
         result = bucket.buffer()
         # DDP adds the gradients to zeros but for the first shard, so -0 would become 0 or not.
         result.add_(0.0)
-        parameters = bucket.parameters()
-        for parameter, gradient in zip(parameters, bucket.gradients()):
-            self._order.take(self._open.setdefault(parameter, []), self._at, gradient)
+        nodes = [
+            self._nodes.setdefault(parameter, Nodes(self._order))
+            for parameter in bucket.parameters()
+        ]
+        for of_parameter, gradient in zip(nodes, bucket.gradients()):
+            of_parameter.take(self._at, gradient)
         if self._at + 1 < len(self._order.shards):
             result.zero_()
         else:
-            rows = zip(*(self._open.pop(parameter) for parameter in parameters))
-            nodes = [torch.cat([node.view(-1) for node in row]) for row in rows]
-            total = self._order.total(self._ring, nodes)
-            result.copy_(finished(total, dist.ReduceOp.AVG, self._order.count, result.dtype))
+            rows = zip(*(of_parameter.end(keep=True) for of_parameter in nodes))
+            total = self._order.total(self._ring, [torch.cat(row) for row in rows])
+            finished(total, dist.ReduceOp.AVG, self._order, result, result.dtype)
         if bucket.is_last():
             self._at = (self._at + 1) % len(self._order.shards)
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()

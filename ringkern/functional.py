@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from .arguments import way_asked
 from .comm import Communicator, communicator_for
-from .shards import agree, finished, order_of
+from .shards import Nodes, agree, finished, order_of
 
 _OPS: dict[str, dist.ReduceOp.RedOpType] = {
     "sum": dist.ReduceOp.SUM,
@@ -153,15 +153,15 @@ def world_invariant_linear(
     if shards not in (agreed := _agreed.setdefault(communicator, set())):
         agree(shards, communicator)
         agreed.add(shards)
-    nodes: list[torch.Tensor] = []
+    nodes = Nodes(order)
     for at, (some, columns) in enumerate(
         zip(x.split(n // mine, dim=-1), weight.split(n // mine, dim=-1))
     ):
         # Contiguous: a product may add in another order if its operands have other strides.
         product = torch.nn.functional.linear(some.contiguous(), columns.contiguous())
-        order.take(nodes, at, product)
-    total = order.total(communicator, [node.view(-1) for node in nodes])
-    result = finished(total, dist.ReduceOp.SUM, shards, x.dtype).view(product.shape)
+        nodes.take(at, product)
+    total = order.total(communicator, nodes.end(keep=False))
+    result = finished(total, dist.ReduceOp.SUM, order, None, x.dtype).view(product.shape)
     return result if bias is None else result.add_(bias)
 
 

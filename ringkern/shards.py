@@ -16,6 +16,7 @@ tensor([0.6000, 0.6000, 0.6000])
 from __future__ import annotations
 
 import functools
+import struct
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,7 @@ from .errors import CollectiveMismatchError, CommUsageError
 _Kind = tuple[torch.Size, torch.dtype, torch.device]
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_NAN: float = struct.unpack("d", struct.pack("Q", 2**63 - 1))[0]  # all bits of the mantissa are set
 # Bytes of the nodes of all ranks that are added up at a time: they stay in a cache.
 _GATHERED_BYTES = 1 << 20
 
@@ -55,16 +57,6 @@ class Order:
     nodes: list[int]
     sums_of_nodes: list[int]
     is_chain: bool
-
-    def take(self, open_nodes: list[torch.Tensor], at: int, tensor: torch.Tensor) -> None:
-        """Adds the tensor of this rank's shard number ``at`` to its sums that are not complete."""
-        sums = self.sums_of_shards[at]
-        if sums == 0:
-            new = torch.empty(tensor.shape, dtype=_wide(tensor.dtype), device=tensor.device)
-            open_nodes.append(new.copy_(tensor))
-        else:
-            open_nodes[-1].add_(tensor.to(open_nodes[-1].dtype))
-            _add_last(open_nodes, sums - 1)
 
     def total(self, ring: Communicator, nodes: list[torch.Tensor]) -> torch.Tensor:
         """Returns the sum of the nodes of all ranks, in their dtype; uses this rank's, flat."""
@@ -103,6 +95,37 @@ class Order:
                 _add_last(open_nodes, sums)
             total[first : first + count] = open_nodes[0]
         return total
+
+
+class Nodes:
+    """This rank's sums that are not complete, and memory of earlier ones."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._open: list[torch.Tensor] = []
+        self._free: list[torch.Tensor] = []
+
+    def take(self, at: int, tensor: torch.Tensor) -> None:
+        """Adds the tensor of this rank's shard number ``at``, a copy of it, or to a sum."""
+        sums = self._order.sums_of_shards[at]
+        if sums > 0:
+            self._open[-1].add_(tensor.to(self._open[-1].dtype))
+            self._free += _add_last(self._open, sums - 1)
+            return
+        new = self._free.pop() if self._free else None
+        if new is None or (new.shape, new.dtype, new.device) != (
+            tensor.shape,
+            _wide(tensor.dtype),
+            tensor.device,
+        ):
+            new = torch.empty(tensor.shape, dtype=_wide(tensor.dtype), device=tensor.device)
+        self._open.append(new.copy_(tensor))
+
+    def end(self, *, keep: bool) -> list[torch.Tensor]:
+        """Returns the nodes, flat; ``keep``: their memory is used again for the next ones."""
+        nodes, self._open = self._open, []
+        self._free += nodes if keep else []
+        return [node.view(-1) for node in nodes]
 
 
 def order_of(shards: int, ring: Communicator) -> Order:
@@ -154,21 +177,28 @@ def agree(shards: int, ring: Communicator) -> None:
         )
 
 
-def finished(total: torch.Tensor, op: Op, shards: int, dtype: torch.dtype) -> torch.Tensor:
-    """Divides a sum for AVG and rounds it to ``dtype``; may change ``total``.
+def finished(
+    total: torch.Tensor, op: Op, order: Order, out: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """Divides the sum of all shards for AVG and rounds it to ``dtype``; may change ``total``.
 
     Returns:
-        The result, in which all NaNs have the same bits.
+        The result, in ``out`` or in ``total`` or a new tensor. All its NaNs have the same bits.
     """
     if op == dist.ReduceOp.AVG:
         # A tensor: on CUDA torch multiplies by the inverse of a number.
-        total.div_(torch.tensor(float(shards), dtype=total.dtype, device=total.device))
+        total.div_(torch.tensor(float(order.count), dtype=total.dtype, device=total.device))
+    if dtype == total.dtype:
+        result = total if out is None else out
+        if order.is_chain and len(order.nodes) > 1:  # the all-reduce has made all NaNs alike
+            return result if out is None else out.copy_(total)
+        return torch.nan_to_num(total, nan=_NAN, posinf=torch.inf, neginf=-torch.inf, out=result)
     nan = total.isnan()
     if dtype == torch.float8_e4m3fn:  # has no infinity
         greatest = torch.finfo(dtype).max
         total.clamp_(-greatest, greatest)
-    result = total.to(dtype)
-    # torch's additions keep the bits of one of two NaNs, and its rounding makes different ones.
+    result = total.to(dtype) if out is None else out.copy_(total)
+    # torch's rounding of one NaN gives several.
     bits = result.view(_INTEGERS[result.element_size()])
     bits.masked_fill_(nan, torch.iinfo(bits.dtype).max)
     return result
@@ -179,11 +209,13 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _add_last(nodes: list[torch.Tensor], sums: int) -> None:
-    """Replaces the last two nodes by their sum, ``sums`` times."""
+def _add_last(nodes: list[torch.Tensor], sums: int) -> list[torch.Tensor]:
+    """Replaces the last two nodes by their sum, ``sums`` times; returns those that are left out."""
+    rights = []
     for _ in range(sums):
-        right = nodes.pop()
-        nodes[-1].add_(right)
+        rights.append(nodes.pop())
+        nodes[-1].add_(rights[-1])
+    return rights
 
 
 class ShardSum:
@@ -221,7 +253,7 @@ class ShardSum:
         self._order = order_of(shards, self._ring)
         self._kind: _Kind | None = None  # of the shards since the last result
         self._added = 0
-        self._open: list[torch.Tensor] = []  # the sums that wait for the next shard
+        self._nodes = Nodes(self._order)
 
     @property
     def shards(self) -> range:
@@ -259,27 +291,37 @@ class ShardSum:
                 f"shard {self.shards[self._added]} is {_text_of(kind)}, and the one before it "
                 f"{_text_of(self._kind)}; all must be alike"
             )
-        self._order.take(self._open, self._added, tensor.detach())
+        self._nodes.take(self._added, tensor.detach())
         self._added += 1
 
-    def all_reduce(self, op: Op = dist.ReduceOp.SUM) -> torch.Tensor:
+    def all_reduce(
+        self, op: Op = dist.ReduceOp.SUM, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Returns the sum of all shards, and begins the next one.
 
         Args:
             op: ``ReduceOp.SUM``, or ``AVG``, which divides by the number of shards.
+            out: the tensor for the result, contiguous, of the shape, dtype and device of a shard;
+                ``None``: a new one. With it no memory is allocated after the first sum.
 
         Returns:
-            A new tensor of the shape, dtype and device of a shard, bit-identical on all ranks and
-            for any number of ranks.
+            A tensor of the shape, dtype and device of a shard, bit-identical on all ranks and for
+            any number of ranks.
 
         Raises:
-            ValueError: another ``op``.
+            ValueError: another ``op``, or ``out`` is not like a shard.
             CommUsageError: a shard of this rank is missing. Also raises the errors of
                 :func:`ringkern.ring_all_reduce`, after which the shards are lost.
         """
-        shape, dtype, _ = self._begin(op)
-        total = self._order.total(self._ring, self._take())
-        return finished(total, op, self._order.count, dtype).view(shape)
+        kind = self._begin(op)
+        shape, dtype, _ = kind
+        if out is not None and (
+            not out.is_contiguous() or (out.shape, out.dtype, out.device) != kind
+        ):
+            raise ValueError(f"out must be contiguous and, as the shards are, {_text_of(kind)}")
+        total = self._order.total(self._ring, self._end(keep=out is not None))
+        flat = None if out is None else out.view(-1)
+        return finished(total, op, self._order, flat, dtype).view(shape)
 
     def reduce_scatter(self, op: Op = dist.ReduceOp.SUM) -> torch.Tensor:
         """Returns this rank's part of the sum of all shards, and begins the next one.
@@ -301,8 +343,8 @@ class ShardSum:
                 f"a shard has {shape.numel()} elements, which {self._ring.size} ranks cannot "
                 "divide; pad it"
             )
-        part = self._order.part(self._ring, self._take())
-        return finished(part, op, self._order.count, dtype)
+        part = self._order.part(self._ring, self._end(keep=True))
+        return finished(part, op, self._order, None, dtype)
 
     def _begin(self, op: Op) -> _Kind:
         if reduce_op(op) not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
@@ -314,11 +356,9 @@ class ShardSum:
             )
         return self._kind
 
-    def _take(self) -> list[torch.Tensor]:
-        """Returns this rank's nodes, flat, and forgets them."""
-        nodes = [node.view(-1) for node in self._open]
-        self._added, self._open = 0, []
-        return nodes
+    def _end(self, *, keep: bool) -> list[torch.Tensor]:
+        self._added = 0
+        return self._nodes.end(keep=keep)
 
 
 def _text_of(kind: _Kind) -> str:

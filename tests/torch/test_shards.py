@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ringkern
+from ringkern import functional
 from ringkern import shards as implementation
 from ringkern.errors import CollectiveMismatchError, CommUsageError
 from tests.ranks import Pool, RankError
@@ -70,6 +71,13 @@ def _sum_here(
         for shard in sums.shards:
             sums.add(all_shards[shard])
         assert same(sums.all_reduce(OPS[op]), result)
+    out = torch.empty_like(result)
+    for _ in range(2):
+        for shard in sums.shards:
+            sums.add(all_shards[shard])
+        assert sums.all_reduce(OPS[op], out).data_ptr() == out.data_ptr()
+        assert same(out, result)
+        out.fill_(5)
     if count % size == 0:
         for shard in sums.shards:
             sums.add(all_shards[shard])
@@ -163,9 +171,7 @@ def _errors(rank: int, size: int) -> None:
     for shards in (0, 1025):
         with pytest.raises(ValueError, match="shards must be 1 to 1024"):
             ringkern.ShardSum(shards)
-    with pytest.raises(
-        CollectiveMismatchError, match="rank 0 adds 4 shards and rank 2 adds 6"
-    ):
+    with pytest.raises(CollectiveMismatchError, match="rank 0 adds 4 shards and rank 2 adds 6"):
         ringkern.ShardSum(4 if rank < 2 else 6)
 
     sums = ringkern.ShardSum(4)
@@ -189,6 +195,9 @@ def _errors(rank: int, size: int) -> None:
         sums.all_reduce(dist.ReduceOp.MAX)
     with pytest.raises(ValueError, match="4 elements, which 3 ranks cannot divide; pad it"):
         sums.reduce_scatter()
+    for out in (torch.ones(5), x.double(), torch.ones(8)[::2]):
+        with pytest.raises(ValueError, match=r"out must be contiguous and, .* torch.float32\[4\]"):
+            sums.all_reduce(out=out)
     # Nothing was lost.
     assert torch.equal(sums.all_reduce(), torch.full((4,), 4.0))
 
@@ -223,3 +232,54 @@ def _in_pieces(rank: int, size: int) -> None:
 
 def test_large_tensors_are_gathered_in_pieces(ranks: Pool) -> None:
     ranks(3).run(_in_pieces)
+
+
+# ---- a layer of tensor parallelism --------------------------------------------------------------
+
+
+def _linear(rank: int, size: int, shards: int, dtype: torch.dtype) -> None:
+    torch.set_num_threads(1)
+    width = 24
+    x = normal(dtype, (3, 5, shards * width), 0)
+    weight, bias = normal(dtype, (7, shards * width), 1), normal(dtype, (7,), 2)
+    products = [
+        torch.nn.functional.linear(a.contiguous(), w.contiguous()).reshape(-1)
+        for a, w in zip(x.split(width, -1), weight.split(width, -1))
+    ]
+    total = expected(products, "sum").view(3, 5, 7)
+    mine = ringkern.ShardSum(shards).shards
+    here = slice(mine[0] * width, (mine[-1] + 1) * width)
+    for _ in range(2):
+        result = functional.world_invariant_linear(
+            x[..., here], weight[:, here].contiguous(), shards=shards
+        )
+        assert same(result, total)
+    with_bias = functional.world_invariant_linear(
+        x[..., here], weight[:, here], bias, shards=shards
+    )
+    assert same(with_bias, total + bias)
+
+
+@pytest.mark.parametrize(("size", "shards"), [(1, 8), (2, 8), (3, 8), (4, 8), (4, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_has_the_same_bits(ranks: Pool, size: int, shards: int, dtype: torch.dtype) -> None:
+    ranks(size).run(_linear, shards, dtype)
+
+
+def _refused_layers(rank: int, size: int) -> None:
+    x, weight = torch.ones(2, 12), torch.ones(5, 12)
+    for asked, other in ((16, weight), (4, torch.ones(5, 6))):
+        with pytest.raises(ValueError, match="both must have the same, a multiple of this rank's"):
+            functional.world_invariant_linear(x[:, :11] if asked == 16 else x, other, shards=asked)
+    with pytest.raises(ValueError, match="1 shards are too few for 2 ranks"):
+        functional.world_invariant_linear(x, weight, shards=1)
+    with pytest.raises(NotImplementedError, match="world_invariant_linear has no gradient; use"):
+        functional.world_invariant_linear(x, weight.requires_grad_(), shards=4)
+    with torch.no_grad():
+        functional.world_invariant_linear(x, weight, shards=4)
+    with pytest.raises(CollectiveMismatchError, match="rank 0 adds 2 shards and rank 1 adds 6"):
+        functional.world_invariant_linear(x, weight.detach(), shards=2 + 4 * rank)
+
+
+def test_a_wrong_layer_is_refused(ranks: Pool) -> None:
+    ranks(2).run(_refused_layers)
