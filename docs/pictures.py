@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.drawing import direct, hosts, memory, ring
+from docs.drawing import direct, hosts, memory, ring, tree
 from docs.drawing.svg import Picture
 
 FOLDER = Path(__file__).parent / "concepts" / "pictures"
@@ -32,6 +32,7 @@ PICTURES: dict[str, Callable[[], Picture]] = {
     "direct": direct.exchanges,
     "rounds": direct.rounds,
     "hosts": hosts.hosts,
+    "tree": tree.tree,
 }
 
 

@@ -77,9 +77,9 @@ def world_invariant_hook(model: DistributedDataParallel, shards: int) -> range:
 
 
 class _Hook:
-    """The hook, with the sums of this rank's shards that are not complete.
+    """The hook, with the sums of this rank's shards that are not complete, for each parameter.
 
-    By parameter: DDP makes its buckets anew after the first backward pass.
+    Buckets have none: DDP makes them anew after the first backward pass.
     """
 
     def __init__(self, ring: Communicator, order: Order) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from docs import pictures
-from docs.drawing import direct, hosts, memory, ring, run
+from docs.drawing import direct, hosts, memory, ring, run, tree
 from ringkern import _C
 from ringkern._C import Plan
 
@@ -268,3 +268,17 @@ def test_rows_and_columns_of_the_three_phases() -> None:
     assert [w for w in shown if w.startswith("rail ")] == [f"rail {j}" for j in hosts.HERE]
     shards = hosts.RANKS * hosts.LOCAL
     assert sum(w.startswith("shard ") for w in shown) == 2 * shards + 2 * hosts.RANKS
+
+
+@pytest.mark.parametrize("ranks", range(1, tree.SHARDS + 1))
+def test_sums_over_shards(ranks: int) -> None:
+    """With any number of ranks the same sums, each once, in the colour of a rank that has all of
+    their shards.
+    """
+    by_rank, across = tree.spans_of(ranks)
+    every = [(first, 1 << level) for level in range(4) for first in range(0, 8, 1 << level)]
+    assert sorted(sum(by_rank, across)) == sorted(every)
+    assert [spans.count((shard, 1)) for spans in by_rank for shard in range(8)].count(1) == 8
+    for spans in by_rank:
+        shards = {first for first, count in spans if count == 1}
+        assert all(set(range(first, first + count)) <= shards for first, count in spans)

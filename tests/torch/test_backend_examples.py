@@ -198,6 +198,18 @@ def test_going_on(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_same_weights_and_logits(tmp_path: Path, dtype: str) -> None:
+    """On every number of ranks, and after a kill: the examples compare digests."""
+    for name, runs in (("same_weights", 6), ("same_logits", 3)):
+        steps = ["--steps", "30"] if name == "same_weights" else []
+        done, _ = run(name, "--dtype", dtype, *steps, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert len(re.findall(r"^\d ranks", done.stdout, re.MULTILINE)) == runs
+        assert done.stdout.endswith("OK\n")
+    assert not list(tmp_path.iterdir())
+
+
 def test_readme_lists_every_example() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")} - {"compare.py"}
     table = (EXAMPLES / "README.md").read_text()
