@@ -141,6 +141,25 @@ def test_a_rank_with_one_node_sends_only_that(
     ranks: Pool, place: str, shards: int, one_call: bool
 ) -> None:
     assert set(ranks(place).run(_is_one_call, shards)) == {one_call}
+    ranks(place).run(_sum_here, shards, torch.float32, 12_000, "cancelling", "sum")
+
+
+def _one_after_the_other(rank: int, size: int) -> None:
+    sums = ringkern.ShardSum(4)
+    results = []
+    for count, dtype in ((50, torch.float32), (50, torch.float64), (70, torch.float64)):
+        for seed in (1, 2):
+            tensors = [shard_of(dtype, count, shard, "normal", seed) for shard in range(4)]
+            for shard in sums.shards:
+                sums.add(tensors[shard])
+            out = torch.empty_like(tensors[0]) if seed == 2 else None  # keeps memory for the next
+            results.append((sums.all_reduce(out=out), expected(tensors, "sum")))
+    for result, right in results:
+        assert same(result, right)
+
+
+def test_a_result_is_not_changed_by_the_next_sum(ranks: Pool) -> None:
+    ranks(2).run(_one_after_the_other)
 
 
 def _layouts(rank: int, size: int) -> None:
