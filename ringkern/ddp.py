@@ -27,8 +27,8 @@ def world_invariant_hook(model: DistributedDataParallel, shards: int) -> range:
                 loss_of(model, batch[shard::8]).backward()
             optimizer.step()
 
-    A rank keeps log2 of its shards, at most twice, of copies of the gradients, in float32 or
-    float64.
+    A rank with n shards keeps about log2(n) copies of the gradients, at most twice as many, in
+    float32 or float64.
 
     Args:
         model: the module, before its first backward pass; all ranks of its group call this.
@@ -91,13 +91,10 @@ class _Hook:
         self, state: Communicator, bucket: dist.GradBucket
     ) -> torch.futures.Future[torch.Tensor]:
         result = bucket.buffer()
-        # DDP adds the gradients to zeros but for the first shard, so -0 would become 0 or not.
+        # Gradients of all shards but the first were added to zeros, which turns -0 into 0.
         result.add_(0.0)
-        nodes = [
-            self._nodes.setdefault(parameter, Nodes(self._order))
-            for parameter in bucket.parameters()
-        ]
-        for of_parameter, gradient in zip(nodes, bucket.gradients()):
+        nodes = [self._nodes.setdefault(one, Nodes(self._order)) for one in bucket.parameters()]
+        for of_parameter, gradient in zip(nodes, bucket.gradients(), strict=True):
             of_parameter.take(self._at, gradient)
         if self._at + 1 < len(self._order.shards):
             result.zero_()

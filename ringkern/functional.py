@@ -132,7 +132,8 @@ def world_invariant_linear(
         group: the process group; ``None``: the default group.
 
     Returns:
-        A tensor of shape (..., out) and the dtype of ``x``, bit-identical on all ranks.
+        A tensor of shape (..., out) and the dtype of ``x``, or that of the autocast, bit-identical
+        on all ranks.
 
     Raises:
         ValueError: this rank's shards do not divide its features, ``shards`` is out of range, or
@@ -161,7 +162,7 @@ def world_invariant_linear(
         product = torch.nn.functional.linear(some.contiguous(), columns.contiguous())
         nodes.take(at, product)
     total = order.total(communicator, nodes.end(keep=False))
-    result = finished(total, dist.ReduceOp.SUM, order, None, x.dtype).view(product.shape)
+    result = finished(total, dist.ReduceOp.SUM, order, None, product.dtype).view(product.shape)
     return result if bias is None else result.add_(bias)
 
 

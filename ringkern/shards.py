@@ -37,7 +37,7 @@ _GATHERED_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Order:
-    """The order in which a rank adds its shards, and all ranks the sums of each.
+    """The order in which a rank adds its shards, and in which all ranks add their nodes.
 
     A node is a sum of consecutive shards of one rank that is also a sum with any other number of
     ranks (``csrc/core/tree.h``).
@@ -164,8 +164,11 @@ def agree(shards: int, ring: Communicator) -> None:
     """Compares the number of shards with that of all other ranks.
 
     Raises:
+        TypeError: ``shards`` is no int.
         CollectiveMismatchError: ranks gave different numbers.
     """
+    if not isinstance(shards, int):
+        raise TypeError(f"shards is {shards!r}; give the number of shards")
     numbers = torch.empty(ring.size, dtype=torch.int64)
     ring.all_gather(numbers, torch.tensor([shards]))
     given = numbers.tolist()
@@ -187,7 +190,7 @@ def finished(
     """
     if op == dist.ReduceOp.AVG:
         # A tensor: on CUDA torch multiplies by the inverse of a number.
-        total.div_(torch.tensor(float(order.count), dtype=total.dtype, device=total.device))
+        total.div_(torch.full((), order.count, dtype=total.dtype, device=total.device))
     if dtype == total.dtype:
         result = total if out is None else out
         if order.is_chain and len(order.nodes) > 1:  # the all-reduce has made all NaNs alike
@@ -229,8 +232,8 @@ class ShardSum:
     2. :meth:`all_reduce` or :meth:`reduce_scatter`.
 
     Sums of float16, bfloat16 and the 8-bit floats are kept in float32 and rounded once, at the end.
-    Every NaN of a result has the same bits. A rank keeps one tensor for each sum that is not
-    complete: log2 of its shards, at most twice.
+    Every NaN of a result has the same bits. A rank with n shards keeps about log2(n) tensors, at
+    most twice as many.
 
     The tensors must not depend on the number of ranks either: compute each shard by itself, with
     the same operations, threads and kind of processor.
@@ -242,6 +245,7 @@ class ShardSum:
             ``None``: the default group. All ranks make their ``ShardSum`` together.
 
     Raises:
+        TypeError: ``shards`` is no int.
         ValueError: ``shards`` is not 1 to 1024, or less than the number of ranks.
         CollectiveMismatchError: ranks gave different ``shards``. Also raises the errors of
             :func:`ringkern.ring_all_reduce`.

@@ -16,6 +16,7 @@ from torch.nn.utils import parameters_to_vector
 import ringkern
 from ringkern.errors import CollectiveMismatchError
 from tests.ranks import Pool
+from tests.torch.rings import same
 from tests.torch.test_shards import expected
 
 pytestmark = pytest.mark.quick
@@ -110,6 +111,25 @@ def test_the_buckets_do_not_matter(ranks: Pool, variant: str, size: int) -> None
         ranks(n).run(_train, torch.float32, v) for n, v in ((1, "plain"), (size, variant))
     )
     assert {*one} == {*others}
+
+
+def _strided(rank: int, size: int) -> None:
+    torch.manual_seed(0)
+    net = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    inputs = torch.randn(4, 2, 3, 5, 5)
+    gradients = [torch.autograd.grad(net(x).square().sum(), net.weight)[0] for x in inputs]
+    right = expected([x.flatten() for x in gradients], "avg").view_as(net.weight)
+    model = DistributedDataParallel(net)
+    for shard in ringkern.ddp.world_invariant_hook(model, 4):
+        model(inputs[shard]).square().sum().backward()
+    assert not net.weight.is_contiguous()
+    assert net.weight.grad is not None
+    assert same(net.weight.grad, right)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_gradients_with_other_strides(ranks: Pool, size: int) -> None:
+    ranks(size).run(_strided)
 
 
 def _errors(rank: int, size: int) -> None:

@@ -187,6 +187,8 @@ def test_any_layout_and_a_communicator(ranks: Pool) -> None:
 def _errors(rank: int, size: int) -> None:
     with pytest.raises(ValueError, match="2 shards are too few for 3 ranks"):
         ringkern.ShardSum(2)
+    with pytest.raises(TypeError, match=r"shards is 4\.0; give the number of shards"):
+        ringkern.ShardSum(4.0)  # type: ignore[arg-type]
     for shards in (0, 1025):
         with pytest.raises(ValueError, match="shards must be 1 to 1024"):
             ringkern.ShardSum(shards)
