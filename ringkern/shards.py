@@ -197,7 +197,7 @@ def finished(
             return result if out is None else out.copy_(total)
         return torch.nan_to_num(total, nan=_NAN, posinf=torch.inf, neginf=-torch.inf, out=result)
     nan = total.isnan()
-    if dtype == torch.float8_e4m3fn:  # has no infinity
+    if dtype == torch.float8_e4m3fn:  # torch 2.11 makes larger numbers NaN
         greatest = torch.finfo(dtype).max
         total.clamp_(-greatest, greatest)
     result = total.to(dtype) if out is None else out.copy_(total)
