@@ -1,8 +1,8 @@
-// The order in which deterministic="world_invariant" adds: a fixed binary tree over the shards of a
-// program, whatever the number of ranks is.
+// The order in which a program's shards are added (ringkern/shards.py): a fixed binary tree over
+// them, whatever the number of ranks is.
 //
-// A node of level j adds up 2^j shards, from a multiple of 2^j on; the last one of a level may be
-// shorter. Its operands are the two nodes of level j-1 below it, the lower shards first. Six shards:
+// A node of level j adds up 2^j shards, from a multiple of 2^j on. The last one of a level may be
+// shorter. Its operands are the two nodes of level j-1 below it, the lower shards first. With six:
 //
 //   level 3   0 1 2 3 4 5
 //   level 2   0 1 2 3       4 5

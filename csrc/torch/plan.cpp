@@ -110,7 +110,7 @@ struct PyPlan {
   }
 };
 
-// The tree of deterministic="world_invariant". A node is (first shard, number of shards).
+// The tree over shards. A node is (first shard, number of shards).
 struct PyShardTree {
   ShardTree tree;
 
