@@ -77,8 +77,10 @@ def test_build_info_says_whether_cuda_is_in() -> None:
 def test_all_is_documented_and_there() -> None:
     assert sorted(ringkern.__all__) == [
         "Communicator",
+        "ShardSum",
         "backend",
         "build_info",
+        "ddp",
         "dump",
         "empty",
         "errors",
