@@ -26,12 +26,12 @@ constexpr uint64_t history_of(uint64_t before, const CallWords& last) {
 inline constexpr uint64_t kSpansHosts = uint64_t(1) << 31;
 
 // The fields of `what`, from its lowest bit up.
-inline constexpr int kReductionBits = 4 + 3 + 2 + 1;  // dtype, combine, scale, wide
+inline constexpr int kReductionBits = 4 + 3 + 2 + 1 + 1;  // dtype, combine, scale, wide, tree
 
 constexpr uint64_t reduction_bits(const Reduction& r) {
   static_assert(kDTypes <= 16 && kCombines <= 8);
   return uint64_t(r.dtype) | uint64_t(r.combine) << 4 | uint64_t(r.scale) << 7 |
-         uint64_t(r.wide) << 9;
+         uint64_t(r.wide) << 9 | uint64_t(r.tree) << 10;
 }
 
 // The factor of a scale is not included: it may differ between ranks. `moved` is an index of
@@ -48,7 +48,8 @@ constexpr CallWords words_of(Collective collective, const Reduction& reduction, 
 
 // The decoded fields. The words may come from another process, so the reader must check the ranges.
 struct CallFields {
-  unsigned dtype, combine, scale, wide, collective, algorithm, protocol, moved, spans_hosts, root;
+  unsigned dtype, combine, scale, wide, tree;
+  unsigned collective, algorithm, protocol, moved, spans_hosts, root;
 };
 constexpr CallFields fields_of(uint64_t what) {
   const auto bits = [&](int at, int n) { return unsigned(what >> at & ((uint64_t(1) << n) - 1)); };
@@ -56,6 +57,7 @@ constexpr CallFields fields_of(uint64_t what) {
           bits(4, 3),
           bits(7, 2),
           bits(9, 1),
+          bits(10, 1),
           bits(kReductionBits, 4),
           bits(kReductionBits + 4, 2),
           bits(kReductionBits + 6, 2),

@@ -166,24 +166,33 @@ constexpr bool is_small(DType t) { return kind_of(t) == Kind::floating && size_o
 // that dtype. `wide` sums and products stay float32 over all ranks, including the division, and are
 // rounded once. This needs an all-reduce with every rank's input at hand (core/direct.h). A rank's
 // contribution always has the dtype: the product with the factor of premul_sum is rounded.
+//
+// `tree` sums are added in the order of core/tree.h, a shard a rank, and not from rank 0 up. A CPU
+// alone has them.
 struct Reduction {
   DType dtype = DType::f32;
   Combine combine = Combine::sum;
   enum class Scale : uint8_t { none, multiply_input, divide_result } scale = Scale::none;
   bool wide = false;
+  bool tree = false;
   double factor = 1.0;  // multiplier or divisor
 
   constexpr bool can_be_wide() const {
     return is_small(dtype) && (combine == Combine::sum || combine == Combine::prod);
   }
-  // `wide` is dropped where it changes nothing, so that the call is equal to one without it.
+  constexpr bool can_be_tree() const {
+    return kind_of(dtype) == Kind::floating && combine == Combine::sum;
+  }
+  // `wide` and `tree` are dropped where they change nothing, so that the call is equal to one
+  // without them.
   static constexpr Reduction of(Op op, DType dtype, int ranks, double factor = 1.0,
-                                bool wide = false) {
+                                bool wide = false, bool tree = false) {
     Reduction r{dtype, combine_of(op)};
     if (kind_of(dtype) == Kind::logical) {
       if (r.combine == Combine::sum) r.combine = Combine::max;
       if (r.combine == Combine::prod) r.combine = Combine::min;
     }
+    r.tree = tree && r.can_be_tree();
     r.wide = wide && r.can_be_wide();
     if (op == Op::avg) r.scale = Scale::divide_result, r.factor = ranks;
     if (op == Op::premul_sum) r.scale = Scale::multiply_input, r.factor = factor;

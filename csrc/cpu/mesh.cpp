@@ -74,8 +74,10 @@ int Mesh::processors() const {
 Verdict Mesh::run(const Task& task, const Reducer& reducer, Wait& wait, WaitReport& report) {
   const bool lines = task.protocol == Protocol::ll;
   const int ranks = int(peers_.size());
-  // Partial results that are kept in float32 would not fit into the slots.
+  // A chain adds the ranks in order. Partial results that are kept in float32 would not fit into
+  // the slots.
   const bool chain = task.algorithm == Algorithm::two_shot && !reducer.widens(ranks) &&
+                     !reducer.by_tree(ranks) &&
                      task.whole_count() * reducer.element_bytes() >= kLeastChain && near() > 0;
   uint64_t& rounds = lines ? line_rounds_ : rounds_;
   const DirectPlan plan =

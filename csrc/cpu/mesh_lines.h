@@ -47,6 +47,7 @@ class MeshLines {
   }
 
   Verdict reduce(const DirectPlan&, const Span& chunk, int64_t i) {
+    if (x_.reducer.by_tree(x_.ranks)) return reduce_by_tree(chunk, i);
     if (x_.reducer.widens(x_.ranks)) return reduce_wide(chunk, i);
     const int64_t total = x_.bytes(chunk.count);
     const std::byte* const mine = mine_of(chunk);
@@ -54,7 +55,7 @@ class MeshLines {
     for (int p = 0; p < x_.ranks; ++p) {
       const std::byte* theirs = mine;
       if (p != x_.rank) {
-        const Verdict verdict = unpack(p, i, total);
+        const Verdict verdict = unpack(p, i, 0, total, incoming_);
         if (verdict != Verdict::ok) return verdict;
         theirs = incoming_;
       }
@@ -91,7 +92,7 @@ class MeshLines {
     alignas(64) float sum[MeshGeometry::line_slot_data() + kPartialRoom];
     for (int p = 0; p < x_.ranks; ++p) {
       if (p != x_.rank) {
-        const Verdict verdict = unpack(p, i, x_.bytes(chunk.count));
+        const Verdict verdict = unpack(p, i, 0, x_.bytes(chunk.count), incoming_);
         if (verdict != Verdict::ok) return verdict;
       }
       x_.reducer.add_wide(sum, p == x_.rank ? mine_of(chunk) : incoming_, chunk.count, p == 0);
@@ -100,9 +101,32 @@ class MeshLines {
     return Verdict::ok;
   }
 
-  // Waits for a peer's lines and copies them whole, even if only a part of the last one is used.
-  Verdict unpack(int peer, int64_t i, int64_t bytes) {
-    DirectLine* line = slot(peer, i);
+  // Not inlined, as reduce_wide().
+  [[gnu::noinline]] Verdict reduce_by_tree(const Span& chunk, int64_t i) {
+    TreeSum tree(x_.reducer, x_.ranks);
+    const int64_t block = x_.bytes(tree.block()) / kData * kData;  // whole lines
+    static_assert(kData % 8 == 0);                                 // and whole elements
+    const int64_t total = x_.bytes(chunk.count);
+    const std::byte* const mine = mine_of(chunk);
+    std::byte* const out = x_.out + x_.bytes(chunk.first);
+    Verdict verdict = Verdict::ok;
+    for (int64_t at = 0; at < total; at += block) {
+      const int64_t some = min64(block, total - at);
+      const auto version_of = [&](int p) -> const std::byte* {
+        if (p == x_.rank) return mine + at;
+        std::byte* const to = p % 2 == 0 ? sum_ : incoming_;  // the one before is still read
+        verdict = unpack(p, i, at, some, to);
+        return verdict == Verdict::ok ? to : nullptr;
+      };
+      if (!tree.add(out + at, version_of, some / x_.bytes(1))) return verdict;
+    }
+    return Verdict::ok;
+  }
+
+  // Waits for `bytes` of a peer's lines, from `first` on, and copies them to `to`, whole lines, even
+  // if only a part of the last one is used.
+  Verdict unpack(int peer, int64_t i, int64_t first, int64_t bytes, std::byte* to) {
+    DirectLine* line = slot(peer, i) + first / kData;
     for (int64_t done = 0; done < bytes; done += kData, ++line) {
       const auto ready = [&] { return load_acquire(line->flag) == x_.flag; };
       if (!ready()) [[unlikely]] {
@@ -110,7 +134,7 @@ class MeshLines {
                                          [&] { return load_acquire(line->flag) >> kLineCallBits; });
         if (verdict != Verdict::ok) return verdict;
       }
-      std::memcpy(incoming_ + done, line->data, kData);
+      std::memcpy(to + done, line->data, kData);
     }
     return Verdict::ok;
   }

@@ -95,6 +95,10 @@ void add_wide(float* partial, const void* in, int64_t n) {
     store_partial(partial + i, C == Combine::sum ? so_far + x : so_far * x);
   });
 }
+void add_partials(float* partial, const float* other, int64_t n) {
+  for (int64_t i = 0; i < n; i += kLanes)
+    store_partial(partial + i, load_partial(partial + i) + load_partial(other + i));
+}
 template <bool divided, class T>
 void narrow(void* out, const float* partial, int64_t n, double divisor) {
   const auto by = static_cast<float>(divisor);
@@ -179,6 +183,7 @@ constexpr void add(Kernels& k) {
 constexpr Kernels make() {
   Kernels k;
   k.isa = RK_ISA_NAME;
+  k.add_partials = &add_partials;
 #define RK_ADD(e, ...) add<DType::e>(k);
   RK_DTYPES(RK_ADD)
 #undef RK_ADD

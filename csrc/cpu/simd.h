@@ -20,6 +20,8 @@ using ScaleLoop = void (*)(void* out, const void* in, int64_t n, double factor);
 // Combines small floats in floats, which are rounded only at the end. `partial` has room for n and
 // kPartialRoom more. The loops define the order in it: it must be read with the same n.
 using WidenLoop = void (*)(float* partial, const void* in, int64_t n);
+// partial[i] += other[i], in the order of both.
+using AddPartialsLoop = void (*)(float* partial, const float* other, int64_t n);
 // out[i] = partial[i], or partial[i] / divisor, rounded.
 using NarrowLoop = void (*)(void* out, const float* partial, int64_t n, double divisor);
 inline constexpr int64_t kPartialRoom = 15;
@@ -42,6 +44,7 @@ struct Kernels {
   // and the way back.
   WidenLoop widen[kDTypes] = {};
   WidenLoop add_wide[kDTypes][kCombines] = {};
+  AddPartialsLoop add_partials = nullptr;
   NarrowLoop narrow[kDTypes] = {};
   NarrowLoop narrow_divided[kDTypes] = {};
   // For float32, float16 and bfloat16.
@@ -77,12 +80,18 @@ class Reducer {
     combine_divided(out, next, a, b, n);
   }
 
-  // Returns whether the inputs of this many ranks must be combined by the two functions below, and
+  // Returns whether the inputs of this many ranks are added in the order of core/tree.h. For three it
+  // is the one from rank 0 up.
+  bool by_tree(int ranks) const { return tree_ && ranks > 3; }
+  // Returns whether the inputs of this many ranks must be combined by the functions below, and
   // not by combine(). Two inputs that are not divided are rounded only once anyway.
   bool widens(int ranks) const { return narrow_ != nullptr && (ranks > 2 || divide_ != nullptr); }
   // partial = in if `first`, else partial (op) in. input() has already multiplied `in`.
   void add_wide(float* partial, const void* in, int64_t n, bool first) const {
     (first ? widen_ : add_wide_)(partial, in, n);
+  }
+  void add_partials(float* partial, const float* other, int64_t n) const {
+    add_partials_(partial, other, n);
   }
   // out = partial, divided for avg, and rounded. `partial` has all ranks' parts.
   void narrow(void* out, const float* partial, int64_t n) const {
@@ -98,6 +107,8 @@ class Reducer {
   ScaleLoop divide_ = nullptr;
   WidenLoop widen_ = nullptr, add_wide_ = nullptr;  // null if nothing is kept in floats
   NarrowLoop narrow_ = nullptr;
+  AddPartialsLoop add_partials_;
+  bool tree_;
   double factor_;
 };
 

@@ -61,7 +61,7 @@ const Kernels& kernels() {
 
 Reducer::Reducer(const Reduction& r, const Kernels& loops)
     : element_bytes_(size_of(r.dtype)), reduce_(loops.reduce[int(r.dtype)][int(r.combine)]),
-      factor_(r.factor) {
+      add_partials_(loops.add_partials), tree_(r.tree), factor_(r.factor) {
   if (r.scale == Reduction::Scale::multiply_input) multiply_ = loops.multiply[int(r.dtype)];
   if (r.scale == Reduction::Scale::divide_result) divide_ = loops.divide[int(r.dtype)];
   if (!r.wide) return;

@@ -328,7 +328,7 @@ std::string text_of(uint64_t seq, const CallWords& words) {
          (reduces ? n.op + std::string(" ") : "") + n.dtype + "[" +
          std::to_string(elements_of(words)) + "]" +
          (n.accumulate != n.dtype ? std::string(" in ") + n.accumulate : "") +
-         (in_order ? " in the order of ranks" : "") +
+         (in_order ? " in the order of ranks" : "") + (f.tree != 0 ? " by a tree" : "") +
          (has_root(collective) ? " root=" + std::to_string(f.root) : "");
 }
 
@@ -338,6 +338,11 @@ Difference difference(const CallWords& a, const CallWords& b) {
   if (differ(x.collective, y.collective)) return {"the collective", x.collective, y.collective};
   if (differ(x.dtype, y.dtype)) return {"dtype", x.dtype, y.dtype};
   if (differ(x.op, y.op)) return {"op", x.op, y.op};
+  const unsigned tree_a = fields_of(a.what).tree, tree_b = fields_of(b.what).tree;
+  if (tree_a != tree_b) {
+    const auto name = [](unsigned tree) { return tree != 0 ? "world_invariant" : "auto"; };
+    return {"deterministic", name(tree_a), name(tree_b)};
+  }
   if (differ(x.accumulate, y.accumulate)) return {"accumulate", x.accumulate, y.accumulate};
   if (a.count != b.count)
     return {"numel", std::to_string(elements_of(a)), std::to_string(elements_of(b))};

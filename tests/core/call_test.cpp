@@ -16,10 +16,11 @@ TEST_CASE("every field of a call is read back from its words") {
   size_t calls = 0;
   for (int d = 0; d < kDTypes; ++d)
     for (int op = 0; op < kOps; ++op)
-      for (const bool wide : {false, true}) {
-        const Reduction r = Reduction::of(Op(op), DType(d), 3, 0.5, wide);
-        if (wide && !r.wide) continue;                  // the same call as without
-        if (r.combine != combine_of(Op(op))) continue;  // the same call as of another op
+      for (const int mode : {0, 1, 2, 3}) {
+        const bool wide = mode & 1, tree = mode & 2;
+        const Reduction r = Reduction::of(Op(op), DType(d), 3, 0.5, wide, tree);
+        if (wide != r.wide || tree != r.tree) continue;  // the same call as without
+        if (r.combine != combine_of(Op(op))) continue;   // the same call as of another op
         CHECK_EQ(reduction_bits(r) >> kReductionBits, uint64_t(0));
         for (int c = 0; c < kCollectives; ++c)
           for (int a = 0; a < kAlgorithms; ++a)
@@ -32,7 +33,8 @@ TEST_CASE("every field of a call is read back from its words") {
                 CHECK_EQ(f.dtype, unsigned(d));
                 CHECK_EQ(f.combine, unsigned(r.combine));
                 CHECK_EQ(f.scale, unsigned(r.scale));
-                CHECK_EQ(f.wide, unsigned(wide));
+                CHECK_EQ(f.wide, unsigned(r.wide));
+                CHECK_EQ(f.tree, unsigned(tree));
                 CHECK_EQ(f.collective, unsigned(c));
                 CHECK_EQ(f.algorithm, unsigned(a));
                 CHECK_EQ(f.protocol, unsigned(p));
@@ -57,6 +59,15 @@ TEST_CASE("only sums and products of small floats can be wide") {
           Op(op) == Op::sum || Op(op) == Op::avg || Op(op) == Op::premul_sum || Op(op) == Op::prod;
       CHECK_EQ(Reduction::of(Op(op), DType(d), 3, 1.0, true).wide, small && rounds);
       CHECK(!Reduction::of(Op(op), DType(d), 3).wide);
+    }
+}
+
+TEST_CASE("only sums of floats are added by a tree") {
+  for (int d = 0; d < kDTypes; ++d)
+    for (int op = 0; op < kOps; ++op) {
+      const bool sum = combine_of(Op(op)) == Combine::sum;
+      CHECK_EQ(Reduction::of(Op(op), DType(d), 3, 1.0, /*wide=*/false, /*tree=*/true).tree,
+               sum && kind_of(DType(d)) == Kind::floating);
     }
 }
 

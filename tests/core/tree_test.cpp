@@ -81,6 +81,16 @@ TEST_CASE("the most shards on any number of ranks are added in one order") {
   }
 }
 
+TEST_CASE("the open nodes of a whole tree are of different levels") {
+  for (int shards = 1; shards <= ShardTree::kMostShards; ++shards) {
+    OpenNodes open{ShardTree{shards}};
+    for (int shard = 0; shard < shards; ++shard) {
+      CHECK(open.count() < std::bit_width(unsigned(shards)));
+      open.take({shard, 1});
+    }
+  }
+}
+
 TEST_CASE("the shares of the ranks differ by one shard at most, and the first ranks have more") {
   const ShardTree eight{8};
   CHECK(eight.run_of(0, 3) == ShardNode{0, 3});

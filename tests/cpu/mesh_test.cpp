@@ -76,6 +76,7 @@ void every_size(int ranks) {
         call.in_place = n % 2 == 1;
         call.misaligned = n % 5 * 3;
         call.wide = n % 3 == 1;
+        call.tree = n % 5 < 2;
         calls.push_back(call);
         n += 1 + n / kOps % 2;  // not in step with the lists
       }
@@ -97,6 +98,7 @@ void every_type_and_operation() {
             calls.push_back(call_by(way, DType(dtype), Op(op), 5001 / size_of(DType(dtype))));
             calls.back().in_place = (dtype + op) % 2 == 0;
             calls.back().wide = wide;
+            calls.back().tree = wide;
           }
     run_calls(ring, calls, 1);
   }
@@ -122,6 +124,7 @@ void any_calls_in_a_row(int ranks, uint64_t seed) {
     call.count = pick(some[i % 10 == 0 ? 2 : pick(2)]);
     call.in_place = pick(2);
     call.wide = pick(2) && call.algorithm != Algorithm::ring;
+    call.tree = pick(2) && call.algorithm != Algorithm::ring;
     call.misaligned = pick(16);
     calls.push_back(call);
   }
@@ -303,6 +306,7 @@ void calls_that_differ_do_not_meet(const Way& way) {
   CHECK_EQ(meet([](Task& task) { task.reduction.dtype = DType::f32; }), 0);
   CHECK_EQ(meet([](Task& task) { task.reduction.combine = Combine::min; }), 0);
   CHECK_EQ(meet([](Task& task) { task.reduction.wide = true; }), 0);
+  CHECK_EQ(meet([](Task& task) { task.reduction.tree = true; }), 0);
 }
 
 // All waits end, whichever rank is told, including those of ranks that are not neighbours; none by
@@ -361,6 +365,20 @@ TEST_CASE("tensors of every size are right") {
 }
 
 TEST_CASE("every dtype and operation is right") { every_type_and_operation(); }
+
+TEST_CASE("every number of ranks adds by the tree") {
+  for (const int ranks : {4, 6, 7, 8, 9, 11, 16}) {
+    ThreadRing ring(ranks, small());
+    std::vector<Call> calls;
+    for (const Way& way : kWays)
+      for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::e4m3})
+        for (const Op op : {Op::sum, Op::avg, Op::premul_sum}) {
+          calls.push_back(call_by(way, dtype, op, 1500));  // more than a block
+          calls.back().tree = true;
+        }
+    run_calls(ring, calls, 1);
+  }
+}
 
 TEST_CASE("random calls in a row are right") {
   for (uint64_t seed = 0; seed < 20; ++seed) any_calls_in_a_row(1 + int(seed % 5), seed);

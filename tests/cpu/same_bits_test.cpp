@@ -1,7 +1,7 @@
 // The bits of an element of a direct all-reduce depend only on the ranks' values of that element.
 // They do not depend on its place in the tensor, its neighbours, the length, the address of the
 // tensor, the algorithm or the protocol. In the ring an element's place decides which rank's value
-// is first.
+// is first. Sums by a tree have those of its definition.
 #include <cmath>
 
 #include "thread_ring.h"
@@ -108,7 +108,8 @@ void check_messages(ThreadRing& ring, const Path& way, const Reduction& reductio
                      std::to_string(m.of[i]) + " of the pool, has other bits by " +
                      name_of(way.algorithm) + ", " + name_of(way.protocol) +
                      (way.shared ? " in place" : "") + ", " + std::to_string(ring.ranks()) +
-                     " ranks" + (reduction.wide ? ", wide" : ""));
+                     " ranks" + (reduction.wide ? ", wide" : "") +
+                     (reduction.tree ? ", by tree" : ""));
     }
     if (arena != nullptr) ring.arena(rank).free(arena);
   });
@@ -124,12 +125,13 @@ int64_t differing(const std::vector<T>& a, const std::vector<T>& b) {
 }
 
 template <DType D>
-void every_way(std::vector<std::unique_ptr<ThreadRing>>& rings, Op op, bool wide, uint64_t seed) {
+void every_way(std::vector<std::unique_ptr<ThreadRing>>& rings, Op op, bool wide, bool tree,
+               uint64_t seed) {
   using T = storage_t<D>;
   const int ranks = rings[0]->ranks();
   std::mt19937_64 random(seed);
   const auto in = pool<T>(ranks, random, op == Op::prod);
-  const Reduction reduction = Reduction::of(op, D, ranks, 0.3, wide);
+  const Reduction reduction = Reduction::of(op, D, ranks, 0.3, wide, tree);
   const auto in_order = [&](const Reduction& by, bool backwards) {
     std::vector<const T*> inputs;
     for (const auto& one : in) inputs.push_back(one.data());
@@ -140,10 +142,10 @@ void every_way(std::vector<std::unique_ptr<ThreadRing>>& rings, Op op, bool wide
   };
   const std::vector<T> result = in_order(reduction, false);
   if (ranks > 2) {  // otherwise any order, or no floats, would pass
-    if (op != Op::min && op != Op::max && sizeof(T) > 1 && !wide)
+    if (op != Op::min && op != Op::max && sizeof(T) > 1 && !wide && !tree)
       CHECK(differing(result, in_order(reduction, true)) > kPool / 100);
     const Reduction plain = Reduction::of(op, D, ranks, 0.3);
-    if (reduction.wide) CHECK(differing(result, in_order(plain, false)) > 10);
+    if (reduction.wide || reduction.tree) CHECK(differing(result, in_order(plain, false)) > 10);
   }
   for (size_t w = 0; w < std::size(kPaths); ++w) {
     // More rounds than slots, of one operation.
@@ -161,14 +163,16 @@ TEST_CASE("every way gives the same bits") {
       rings.push_back(std::make_unique<ThreadRing>(ranks, cpu::default_geometry(),
                                                    std::chrono::seconds(60), 8 << 20));
     for (const Op op : {Op::sum, Op::avg, Op::premul_sum, Op::prod, Op::min, Op::max})
-      for (const bool wide : {false, true}) {
-        every_way<DType::f16>(rings, op, wide, ++seed);
-        every_way<DType::bf16>(rings, op, wide, ++seed);
-        every_way<DType::e4m3>(rings, op, wide, ++seed);
-        every_way<DType::e5m2>(rings, op, wide, ++seed);
+      for (const auto& [wide, tree] :
+           {std::pair{false, false}, {true, false}, {false, true}, {true, true}}) {
+        if (tree && (ranks < 4 || combine_of(op) != Combine::sum)) continue;
+        every_way<DType::f16>(rings, op, wide, tree, ++seed);
+        every_way<DType::bf16>(rings, op, wide, tree, ++seed);
+        every_way<DType::e4m3>(rings, op, wide, tree, ++seed);
+        every_way<DType::e5m2>(rings, op, wide, tree, ++seed);
         if (wide) continue;
-        every_way<DType::f32>(rings, op, wide, ++seed);
-        every_way<DType::f64>(rings, op, wide, ++seed);
+        every_way<DType::f32>(rings, op, wide, tree, ++seed);
+        every_way<DType::f64>(rings, op, wide, tree, ++seed);
       }
   }
 }

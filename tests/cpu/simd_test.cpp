@@ -104,8 +104,10 @@ void test_wide(const Kernels& k) {
   for (int p = 0; p < kRanks; ++p) in[p] = samples<T>(kMost, uint64_t(p + 1));
   for (const Op op : {Op::sum, Op::avg, Op::prod}) {
     const Reducer reducer(Reduction::of(op, D, kRanks, 1.0, /*wide=*/true), k);
-    std::vector<T> expected;
+    std::vector<T> expected, by_tree;
     for (size_t i = 0; i < size_t(kMost); ++i) {
+      by_tree.push_back(from_float<T>((to_float(in[0][i]) + to_float(in[1][i])) +
+                                      (to_float(in[2][i]) + to_float(in[3][i]))));
       float x = to_float(in[0][i]);
       for (int p = 1; p < kRanks; ++p)
         x = op == Op::prod ? x * to_float(in[p][i]) : x + to_float(in[p][i]);
@@ -123,6 +125,17 @@ void test_wide(const Kernels& k) {
       reducer.narrow(out.data(), floats, n);
       out.check(expected);
       partial.check_around();
+      if (op != Op::sum) return;
+      // The sum of two partial sums, as in a tree.
+      Buffer other((n + kPartialRoom) * int64_t(sizeof(float)), 4 * offset);
+      auto* const right = reinterpret_cast<float*>(other.data());
+      for (int p = 0; p < kRanks; ++p)
+        reducer.add_wide(p < 2 ? floats : right, in[p].data(), n, p % 2 == 0);
+      reducer.add_partials(floats, right, n);
+      reducer.narrow(out.data(), floats, n);
+      out.check(by_tree);
+      partial.check_around();
+      other.check_around();
     });
   }
 }

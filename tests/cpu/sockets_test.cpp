@@ -81,11 +81,13 @@ TEST_CASE("the order of ranks and sockets decides") {
     CHECK(!takes(sockets));
 }
 
-TEST_CASE("small calls, other ways and sums kept in floats do not take the chain") {
+TEST_CASE("small calls, other ways, and sums kept in floats or by a tree do not take the chain") {
   ThreadRing ring = ring_on({0, 0, 1, 1});
   Call wide = sum_of(kLeast, DType::bf16);
   wide.wide = true;
-  const std::vector<Call> calls{sum_of(kLeast - 4), wide,
+  Call tree = sum_of(kLeast);
+  tree.tree = true;
+  const std::vector<Call> calls{sum_of(kLeast - 4), wide, tree,
                                 sum_of(kLeast, DType::f32, Algorithm::one_shot)};
   run_calls(ring, calls, 1);
   CHECK_EQ(ring.board(0).staged.rounds, calls.size());  // a round each

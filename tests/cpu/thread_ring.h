@@ -120,9 +120,11 @@ struct Call {
   int root = 0;
   bool nulls = false;  // in place of tensors that a rank neither reads nor writes
   Algorithm algorithm = Algorithm::ring;
-  bool wide = false;
+  bool wide = false, tree = false;
 
-  Reduction reduction(int ranks) const { return Reduction::of(op, dtype, ranks, factor, wide); }
+  Reduction reduction(int ranks) const {
+    return Reduction::of(op, dtype, ranks, factor, wide, tree);
+  }
   bool reads(int rank) const {
     return rank == root ||
            (collective != Collective::broadcast && collective != Collective::send_recv);
@@ -145,10 +147,11 @@ inline std::string shown(const Call& c, const ThreadRing& ring) {
   for (int p = 0; p < ring.ranks(); ++p) order += " " + std::to_string(ring.orders().rank_at(0, p));
   return std::string(name_of(c.collective)) + " " + name_of(c.protocol) + " " + name_of(c.dtype) +
          "[" + std::to_string(c.count) + "] " + name_of(c.op) + " by " + name_of(c.algorithm) +
-         (c.reduction(ring.ranks()).wide ? " in floats" : "") + (c.in_place ? " in place" : "") +
-         " + " + std::to_string(c.misaligned) + " bytes, " + std::to_string(ring.ranks()) +
-         " ranks, root " + std::to_string(c.root) + ", " + std::to_string(ring.geometry().slots) +
-         " slots of " + std::to_string(ring.geometry().slot_bytes[int(c.protocol)]) + order;
+         (c.reduction(ring.ranks()).wide ? " in floats" : "") + (c.tree ? " by tree" : "") +
+         (c.in_place ? " in place" : "") + " + " + std::to_string(c.misaligned) + " bytes, " +
+         std::to_string(ring.ranks()) + " ranks, root " + std::to_string(c.root) + ", " +
+         std::to_string(ring.geometry().slots) + " slots of " +
+         std::to_string(ring.geometry().slot_bytes[int(c.protocol)]) + order;
 }
 
 // ---- the model ----------------------------------------------------------------------------------
@@ -166,6 +169,17 @@ T combined(Combine how, T incoming, T mine) {
   FAIL("no such operation");
 }
 
+// The sum of consecutive ranks by the definition of the tree, from the top: the left operand has the
+// largest power of two that is less than all.
+template <class T, class Input>
+T sum_by_tree(const Input& input, int first, int count) {
+  if (count == 1) return input(first);
+  int left = 1;
+  while (2 * left < count) left *= 2;
+  return combined(Combine::sum, sum_by_tree<T>(input, first, left),
+                  sum_by_tree<T>(input, first + left, count - left));
+}
+
 // The element that position `owner` finishes: every rank's contribution in the order of the ring.
 template <class T>
 T finished(const Reduction& r, const std::vector<const T*>& inputs, int64_t i, int owner,
@@ -180,13 +194,14 @@ T finished(const Reduction& r, const std::vector<const T*>& inputs, int64_t i, i
   };
   if constexpr (is_small_float<T>)
     if (r.wide && k > 1) {
-      float sum = to_float(input(owner + 1));
-      for (int s = 2; s <= k; ++s) sum = combined(r.combine, sum, to_float(input(owner + s)));
+      const auto widened = [&](int position) { return to_float(input(position)); };
+      float sum = r.tree ? sum_by_tree<float>(widened, 0, k) : widened(owner + 1);
+      for (int s = 2; s <= k && !r.tree; ++s) sum = combined(r.combine, sum, widened(owner + s));
       const bool divides = r.scale == Reduction::Scale::divide_result;
       return from_float<T>(divides ? sum / float(r.factor) : sum);
     }
-  T result = input(owner + 1);
-  for (int s = 2; s <= k; ++s) result = combined(r.combine, result, input(owner + s));
+  T result = r.tree ? sum_by_tree<T>(input, 0, k) : input(owner + 1);
+  for (int s = 2; s <= k && !r.tree; ++s) result = combined(r.combine, result, input(owner + s));
   if constexpr (!std::is_integral_v<T>)
     if (r.scale == Reduction::Scale::divide_result && k > 1)
       return scale<Reduction::Scale::divide_result>(result, static_cast<wide_t<T>>(r.factor));
