@@ -44,11 +44,12 @@ class Contender:
     protocol: str = "auto"
     in_rank_order: bool = False
     wide: bool = False
+    tree: bool = False
 
     def times(self, ring: Any, x: torch.Tensor, calls: int) -> list[int]:
         """Nanoseconds of each call."""
         times: list[int] = ring.time_all_reduce(
-            x, calls, self.algorithm, self.protocol, self.in_rank_order, self.wide
+            x, calls, self.algorithm, self.protocol, self.in_rank_order, self.wide, self.tree
         )
         return times
 
@@ -68,6 +69,7 @@ MODES = tuple(
     for contender in (
         Contender(f"{dtype}", dtype),
         Contender(f"{dtype} size_invariant", dtype, in_rank_order=True),
+        Contender(f"{dtype} world_invariant", dtype, in_rank_order=True, wide=True, tree=True),
         *([Contender(f"{dtype} float32", dtype, wide=True)] if dtype == "bfloat16" else []),
         Contender(f"{dtype} ring", dtype, algorithm="ring"),
     )

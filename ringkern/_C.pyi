@@ -99,6 +99,7 @@ def quick_all_reduce(
     algorithm: str,
     deterministic: str,
     accumulate: str,
+    shards: int | None,
     /,
 ) -> bool: ...
 def ring_orders(
@@ -188,6 +189,7 @@ class Runner:
         in_rank_order: bool,
         wide: bool,
         async_op: bool,
+        tree: bool = False,
     ) -> dist.Work | None: ...
     def all_reduce_residual_rms_norm(
         self,
@@ -220,6 +222,7 @@ class Runner:
         protocol: str = "auto",
         in_rank_order: bool = False,
         wide: bool = False,
+        tree: bool = False,
     ) -> list[int]: ...
     def table(self, device: str) -> WayLists: ...
     def shared_memory(self) -> tuple[str, list[str]]: ...

@@ -93,6 +93,12 @@ class _Hook:
         result = bucket.buffer()
         # Gradients of all shards but the first were added to zeros, which turns -0 into 0.
         result.add_(0.0)
+        if self._order.count == self._ring.size and self._ring.adds_by_tree(result.device):
+            count = self._order.count
+            self._ring.all_reduce(
+                result, dist.ReduceOp.AVG, deterministic="world_invariant", shards=count
+            )
+            return _future_of(result)
         nodes = [self._nodes.setdefault(one, Nodes(self._order)) for one in bucket.parameters()]
         for of_parameter, gradient in zip(nodes, bucket.gradients(), strict=True):
             of_parameter.take(self._at, gradient)
@@ -104,6 +110,10 @@ class _Hook:
             finished(total, dist.ReduceOp.AVG, self._order, result, result.dtype)
         if bucket.is_last():
             self._at = (self._at + 1) % len(self._order.shards)
-        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        done.set_result(result)
-        return done
+        return _future_of(result)
+
+
+def _future_of(result: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(result)
+    return done

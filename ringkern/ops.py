@@ -29,7 +29,7 @@ def _call(
 _outside_graph: Callable[..., dist.Work | None] = untraced(_call)
 _NOT_IN_A_GRAPH = (
     "torch.compile can capture only one of ringkern's collectives: ring_all_reduce of a "
-    "torch.Tensor, without async_op, with an op other than PREMUL_SUM"
+    "torch.Tensor, without async_op and shards, with an op other than PREMUL_SUM"
 )
 
 
@@ -43,14 +43,15 @@ def ring_all_reduce(
     algorithm: str = "auto",
     deterministic: str = "auto",
     accumulate: str = "auto",
+    shards: int | None = None,
 ) -> dist.Work | None:
     """Reduces ``tensor`` over all ranks, in place; the result is bit-identical on all of them.
 
     A drop-in replacement for :func:`torch.distributed.all_reduce`. The first call for a group makes
     its communicator and waits for all ranks of the group. Every rank of the group makes the same
     calls in the same order: the same number of elements, dtype, ``op``, ``protocol``, ``algorithm``
-    and ``accumulate``. ``torch.compile`` captures the call in the graph, unless ``async_op`` is set
-    or ``op`` is ``PREMUL_SUM``.
+    and ``accumulate``. ``torch.compile`` captures the call in the graph, unless ``async_op`` or
+    ``shards`` is set or ``op`` is ``PREMUL_SUM``.
 
     On CUDA the call is enqueued on torch's current stream. It can be captured in a CUDA graph once
     the group has made a call on that device. All ranks must replay the graph equally often and in
@@ -77,9 +78,14 @@ def ring_all_reduce(
             ``"size_invariant"``: the bits of an element depend only on the ranks' values of that
             element, not on the size of the tensor, the position in it or the protocol. This
             excludes the ring, whose order of addition depends on the position.
+            ``"world_invariant"``: the bits are also those of :class:`ringkern.ShardSum` with rank
+            r's tensor as shard r, which any smaller number of ranks can repeat. For ranks of one
+            host; with more than three, for CPU tensors.
         accumulate: ``"dtype"``: partial sums are rounded to the dtype of the tensor. ``"float32"``:
             partial sums of float16, bfloat16 and the 8-bit floats are kept in float32, and the sum
             is rounded once. This excludes the ring. It does not affect other dtypes and ops.
+            ``"world_invariant"`` implies ``"float32"`` for sums.
+        shards: with ``"world_invariant"``: the number of shards, which must be that of the ranks.
 
     Returns:
         A ``torch.distributed.Work`` (``wait()``, ``is_completed()``, ``get_future()``) if
@@ -90,7 +96,9 @@ def ring_all_reduce(
             that is no tensor, op or group.
         ValueError: unknown protocol or other name, unsupported device, elements that share memory,
             a read-only or reversed array, ``PREMUL_SUM`` without its factor, a group without this
-            rank, or the ring with ``"size_invariant"`` or ``"float32"``.
+            rank, the ring with ``"size_invariant"``, ``"world_invariant"`` or ``"float32"``; or
+            ``"world_invariant"`` with other ``shards`` than ranks, a ``PRODUCT`` of floats, or
+            tensors that one call cannot add in its order: use :class:`ringkern.ShardSum`.
         CommUsageError: torch.distributed is not initialised, or this is a forked child.
         PeerLostError: a rank died, or left while others still call.
         CollectiveMismatchError: another rank made a different call.
@@ -101,7 +109,7 @@ def ring_all_reduce(
     """
     # Tried first, because each line of Python adds to the latency of a small tensor.
     if not _is_traced() and _quick_all_reduce(
-        tensor, op, group, async_op, protocol, algorithm, deterministic, accumulate
+        tensor, op, group, async_op, protocol, algorithm, deterministic, accumulate, shards
     ):
         return None
     way = {
@@ -111,13 +119,14 @@ def ring_all_reduce(
         "accumulate": accumulate,
     }
     if torch.compiler.is_compiling():
-        if not async_op and functional.all_reduce_in_graph(
+        by_tree = deterministic == "world_invariant" or shards is not None
+        if not (async_op or by_tree) and functional.all_reduce_in_graph(
             tensor, op, group, algorithm, protocol, deterministic, accumulate
         ):
             return None
         torch._dynamo.graph_break(msg=_NOT_IN_A_GRAPH)
-        return _outside_graph("all_reduce", group, tensor, op, async_op, **way)
-    return communicator_for(group).all_reduce(tensor, op, async_op, **way)
+        return _outside_graph("all_reduce", group, tensor, op, async_op, shards=shards, **way)
+    return communicator_for(group).all_reduce(tensor, op, async_op, shards=shards, **way)
 
 
 def ring_reduce_scatter(

@@ -48,7 +48,7 @@ class Order:
         sums_of_shards: how many sums each of them completes.
         nodes: how many nodes each rank has.
         sums_of_nodes: how many sums each node of all ranks completes.
-        is_chain: whether each rank has one node, and they are added from rank 0 up.
+        is_even: whether each rank has one node, and they are added like one shard a rank.
     """
 
     count: int
@@ -56,20 +56,22 @@ class Order:
     sums_of_shards: list[int]
     nodes: list[int]
     sums_of_nodes: list[int]
-    is_chain: bool
+    is_even: bool
 
     def total(self, ring: Communicator, nodes: list[torch.Tensor]) -> torch.Tensor:
         """Returns the sum of the nodes of all ranks, in their dtype; uses this rank's, flat."""
-        if not self.is_chain:
+        total = nodes[0]
+        if ring.size == 1:
+            return _with_one_nan(total, total)
+        if not (self.is_even and ring.adds_by_tree(total.device)):
             return self._gathered(ring, nodes)
-        [total] = nodes
-        ring.all_reduce(total, deterministic="size_invariant")
+        ring.all_reduce(total, deterministic="world_invariant", shards=ring.size)
         return total
 
     def part(self, ring: Communicator, nodes: list[torch.Tensor]) -> torch.Tensor:
         """Returns this rank's part of :meth:`total`, one of equal parts."""
         n = nodes[0].numel() // ring.size
-        if not self.is_chain or ring.size > 2:
+        if not self.is_even or ring.size != 2:
             return self.total(ring, nodes).narrow(0, ring.rank * n, n).clone()
         [node], part = nodes, nodes[0].new_empty(n)
         ring.reduce_scatter(part, node)  # a + b is b + a, so the order of a ring does not matter
@@ -93,7 +95,7 @@ class Order:
             for node, sums in zip(received, self.sums_of_nodes, strict=True):
                 open_nodes.append(node)
                 _add_last(open_nodes, sums)
-            total[first : first + count] = open_nodes[0]
+            _with_one_nan(open_nodes[0], total[first : first + count])
         return total
 
 
@@ -134,13 +136,11 @@ def order_of(shards: int, ring: Communicator) -> Order:
     Raises:
         ValueError: ``shards`` is not 1 to 1024, or less than the number of ranks.
     """
-    # Several hosts add up the ranks of each first.
-    by_rank = ring.size <= 2 or ring.hosts.count == 1
-    return _order_of(shards, ring.rank, ring.size, by_rank)
+    return _order_of(shards, ring.rank, ring.size)
 
 
 @functools.lru_cache
-def _order_of(shards: int, rank: int, size: int, by_rank: bool) -> Order:
+def _order_of(shards: int, rank: int, size: int) -> Order:
     tree = _C.ShardTree(shards)
     if size > shards:
         raise ValueError(
@@ -156,7 +156,7 @@ def _order_of(shards: int, rank: int, size: int, by_rank: bool) -> Order:
         tree.sums_of_shards(rank, size),
         nodes,
         sums_of_nodes,
-        by_rank and nodes == [1] * size and sums_of_nodes == [0, *[1] * (size - 1)],
+        nodes == [1] * size and sums_of_nodes == _C.ShardTree(size).sums_of_shards(0, 1),
     )
 
 
@@ -192,10 +192,7 @@ def finished(
         # A tensor: on CUDA torch multiplies by the inverse of a number.
         total.div_(torch.full((), order.count, dtype=total.dtype, device=total.device))
     if dtype == total.dtype:
-        result = total if out is None else out
-        if order.is_chain and len(order.nodes) > 1:  # the all-reduce has made all NaNs alike
-            return result if out is None else out.copy_(total)
-        return torch.nan_to_num(total, nan=_NAN, posinf=torch.inf, neginf=-torch.inf, out=result)
+        return total if out is None else out.copy_(total)
     nan = total.isnan()
     if dtype == torch.float8_e4m3fn:  # torch 2.11 makes larger numbers NaN
         greatest = torch.finfo(dtype).max
@@ -205,6 +202,11 @@ def finished(
     bits = result.view(_INTEGERS[result.element_size()])
     bits.masked_fill_(nan, torch.iinfo(bits.dtype).max)
     return result
+
+
+def _with_one_nan(total: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Copies to ``out``; all NaNs get the same bits, as in an all-reduce."""
+    return torch.nan_to_num(total, nan=_NAN, posinf=torch.inf, neginf=-torch.inf, out=out)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

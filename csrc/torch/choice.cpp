@@ -26,6 +26,7 @@ void throw_not_over(c10::DeviceType on, Algorithm algorithm, Protocol protocol) 
 
 const char* not_by_ring(const Task& task, const WayRequest& request) {
   if (task.collective != Collective::all_reduce) return nullptr;
+  if (request.tree) return "deterministic='world_invariant'";
   if (request.in_rank_order) return "deterministic='size_invariant'";
   return request.wide && task.reduction.can_be_wide() ? "accumulate='float32'" : nullptr;
 }
@@ -46,6 +47,7 @@ void apply_request(Task& task, const WayRequest& request, c10::DeviceType on) {
     else task.choice = Choice::others;
     return;
   }
+  task.reduction.tree = request.tree && task.reduction.can_be_tree();
   task.reduction.wide = request.wide && task.reduction.can_be_wide();
   const char* const direct = not_by_ring(task, request);
   std::optional<Algorithm> algorithm = request.algorithm;

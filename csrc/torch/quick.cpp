@@ -1,6 +1,6 @@
-// The fast path of ring_all_reduce, for the most common call: a dense CPU tensor, one of torch's
-// own ops, and the defaults for all other arguments. Every other call, and every call before the
-// ranks are connected, takes the general path, which validates it.
+// The fast path of ring_all_reduce, for the most common calls: a dense CPU tensor, one of torch's
+// own ops, and the defaults for all other arguments, or "world_invariant". Every other call, and
+// every call before the ranks are connected, takes the general path, which validates it.
 //
 // A call through pybind11 costs more than the all-reduce of a small tensor, so this function uses
 // CPython's own interface.
@@ -71,6 +71,7 @@ class QuickGroups {
 // The objects that a call is compared with.
 struct QuickNames {
   PyObject* automatic = PyUnicode_InternFromString("auto");
+  PyObject* world_invariant = PyUnicode_InternFromString("world_invariant");
   PyObject* world = PyUnicode_InternFromString("WORLD");
   py::object group = py::module_::import("torch.distributed").attr("group");
   std::array<std::pair<py::object, Op>, 8> ops;
@@ -92,14 +93,26 @@ struct QuickNames {
   }
 };
 
-// quick_all_reduce(tensor, op, group, async_op, protocol, algorithm, deterministic, accumulate):
-// returns True if the call is done.
+// Returns the request of a call with these shards; null if the general path has to validate them.
+const WayRequest* request_by_tree(PyObject* shards, int ranks) {
+  static const WayRequest by_tree = WayRequest::of("auto", "auto", true, true, /*tree=*/true);
+  static const WayRequest in_order = WayRequest::of("auto", "auto", true, true);
+  int too_large = 0;
+  if (!PyLong_CheckExact(shards) || PyLong_AsLongAndOverflow(shards, &too_large) != ranks)
+    return nullptr;
+  return ranks > 3 ? &by_tree : &in_order;
+}
+
+// quick_all_reduce(tensor, op, group, async_op, protocol, algorithm, deterministic, accumulate,
+// shards): returns True if the call is done.
 PyObject* quick_all_reduce(PyObject*, PyObject* const* args, Py_ssize_t count) {
   static const QuickNames& names = QuickNames::get();
-  if (count != 8 || args[3] != Py_False || !THPVariable_CheckTypeExact(Py_TYPE(args[0])))
+  if (count != 9 || args[3] != Py_False || !THPVariable_CheckTypeExact(Py_TYPE(args[0])))
     Py_RETURN_FALSE;
-  for (int i = 4; i < 8; ++i)
+  const bool by_tree = args[6] == names.world_invariant;
+  for (const int i : {4, 5, 7})
     if (args[i] != names.automatic) Py_RETURN_FALSE;
+  if (!by_tree && (args[6] != names.automatic || args[8] != Py_None)) Py_RETURN_FALSE;
   // A tracer, such as torch.export, must see the call, and not its result.
   if (c10::impl::TorchDispatchModeTLS::any_modes_set()) Py_RETURN_FALSE;
   const auto group = py::reinterpret_steal<py::object>(
@@ -108,9 +121,13 @@ PyObject* quick_all_reduce(PyObject*, PyObject* const* args, Py_ssize_t count) {
   TorchCommunicator* const communicator = QuickGroups::all().find(group.ptr());
   if (communicator == nullptr) Py_RETURN_FALSE;
   const at::Tensor& tensor = THPVariable_Unpack(args[0]);
+  static const WayRequest any;
+  const WayRequest* const request =
+      by_tree ? request_by_tree(args[8], communicator->ranks()) : &any;
+  if (request == nullptr) Py_RETURN_FALSE;
   for (const auto& [object, op] : names.ops)
-    if (object.ptr() == args[1])
-      return PyBool_FromLong(communicator->all_reduce_now(tensor, tensor, op, {}));
+    if (object.ptr() == args[1] && !(by_tree && op == Op::prod))
+      return PyBool_FromLong(communicator->all_reduce_now(tensor, tensor, op, *request));
   Py_RETURN_FALSE;
 }
 

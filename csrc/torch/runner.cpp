@@ -91,12 +91,13 @@ void bind_runner(py::module_& m) {
           "all_reduce",
           [](Runner& r, const at::Tensor& tensor, const c10d::ReduceOp& op,
              const std::string& algorithm, const std::string& protocol, bool in_rank_order,
-             bool wide, bool async_op) {
+             bool wide, bool async_op, bool tree) {
             return r.all_reduce(tensor, op,
-                                WayRequest::of(algorithm, protocol, in_rank_order, wide), async_op);
+                                WayRequest::of(algorithm, protocol, in_rank_order, wide, tree),
+                                async_op);
           },
           py::arg("tensor"), py::arg("op"), py::arg("algorithm"), py::arg("protocol"),
-          py::arg("in_rank_order"), py::arg("wide"), py::arg("async_op"))
+          py::arg("in_rank_order"), py::arg("wide"), py::arg("async_op"), py::arg("tree") = false)
       .def(
           "all_reduce_residual_rms_norm",
           [](Runner& r, const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
@@ -127,12 +128,13 @@ void bind_runner(py::module_& m) {
       .def(
           "time_all_reduce",
           [](Runner& r, const at::Tensor& tensor, int64_t calls, const std::string& algorithm,
-             const std::string& protocol, bool in_rank_order, bool wide) {
-            return r.time_all_reduce(tensor, calls,
-                                     WayRequest::of(algorithm, protocol, in_rank_order, wide));
+             const std::string& protocol, bool in_rank_order, bool wide, bool tree) {
+            return r.time_all_reduce(
+                tensor, calls, WayRequest::of(algorithm, protocol, in_rank_order, wide, tree));
           },
           py::arg("tensor"), py::arg("calls"), py::arg("algorithm") = "auto",
-          py::arg("protocol") = "auto", py::arg("in_rank_order") = false, py::arg("wide") = false)
+          py::arg("protocol") = "auto", py::arg("in_rank_order") = false, py::arg("wide") = false,
+          py::arg("tree") = false)
       .def("table", &Runner::table, py::arg("device"))
       .def("shared_memory", &Runner::shared_memory)
       .def_property_readonly("rank", &Runner::rank)

@@ -220,7 +220,8 @@ def _by_default(rank: int, size: int) -> list[str]:
     for _ in range(2):
         ringkern.ring_all_reduce(x, algorithm="ring")
         ringkern.ring_all_reduce(x)
-    assert not ringkern._C.quick_all_reduce(x, dist.ReduceOp.SUM, None, False, "auto", "auto")
+    auto = ("auto",) * 4
+    assert not ringkern._C.quick_all_reduce(x, dist.ReduceOp.SUM, None, False, *auto, None)
     # Other collectives, and messages, use the ring whatever is requested.
     group = dist.new_group(backend="ringkern", timeout=timedelta(seconds=5))
     out, part = torch.empty(10 * size), torch.empty(10)

@@ -38,7 +38,7 @@ SUM = dist.ReduceOp.SUM
 
 
 def quick(tensor: Any, op: Any = SUM, group: dist.ProcessGroup | None = None) -> bool:
-    return _C.quick_all_reduce(tensor, op, group, False, "auto", "auto", "auto", "auto")
+    return _C.quick_all_reduce(tensor, op, group, False, "auto", "auto", "auto", "auto", None)
 
 
 def connect(group: dist.ProcessGroup | None = None) -> None:
@@ -188,15 +188,24 @@ def _others(rank: int, size: int) -> None:
         (x, None),
     ):
         assert not quick(tensor, op), op
-    auto = ("auto",) * 4
+    auto = ("auto",) * 4 + (None,)
+    by_tree = (*auto[:2], "world_invariant", "auto")
     for last in (
         (SUM, group, True, *auto),
         (SUM, group, 0, *auto),
         (SUM, group, False, "ll", *auto[1:]),
         (SUM, group, False, "auto", "ring", *auto[2:]),
         (SUM, group, False, "auto", "unknown", *auto[2:]),
-        (SUM, group, False, *auto[:2], "size_invariant", "auto"),
-        (SUM, group, False, *auto[:3], "float32"),
+        (SUM, group, False, *auto[:2], "size_invariant", "auto", None),
+        (SUM, group, False, *auto[:3], "float32", None),
+        (SUM, group, False, *auto[:4], size),
+        (SUM, group, False, *by_tree, None),
+        (SUM, group, False, *by_tree, size + 1),
+        (SUM, group, False, *by_tree, size + (1 << 64)),
+        (SUM, group, False, *by_tree, float(size)),
+        (SUM, group, False, *by_tree[:3], "float32", size),
+        (SUM, group, False, "simple", *by_tree[1:], size),
+        (dist.ReduceOp.PRODUCT, group, False, *by_tree, size),
         (SUM, 7, False, *auto),
         (SUM, dist.GroupMember.NON_GROUP_MEMBER, False, *auto),
         (SUM, dist.new_group(), False, *auto),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import ringkern
 from ringkern import functional
 from ringkern import shards as implementation
+from ringkern.comm import communicator_for
 from ringkern.errors import CollectiveMismatchError, CommUsageError
 from tests.ranks import Pool, RankError
 from tests.reference import FLOATS, SMALL_FLOATS, bits_of
@@ -119,7 +120,8 @@ def test_another_order_has_other_bits(dtype: torch.dtype) -> None:
 
 
 def _is_one_call(rank: int, size: int, shards: int) -> bool:
-    return ringkern.ShardSum(shards)._order.is_chain
+    ring = communicator_for(None)
+    return implementation.order_of(shards, ring).is_even and ring.adds_by_tree(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -128,13 +130,18 @@ def _is_one_call(rank: int, size: int, shards: int) -> bool:
         ("a", 8, True),
         ("aa", 2, True),
         ("aa", 8, True),
-        ("ab", 8, True),
+        ("ab", 8, False),
         ("aa", 6, False),  # 0 1, 2 and 3, 4 5
         ("aaa", 3, True),
         ("aaa", 6, True),
         ("aba", 3, False),  # rank 1 comes last
         ("aaa", 8, False),
-        ("aaaa", 4, False),  # a + b and c + d
+        ("aaaa", 4, True),
+        ("aaaa", 8, True),
+        ("aaaaa", 5, True),
+        ("aaaaa", 10, True),
+        ("aaaa", 5, False),  # 2 and 3 come before 0 1
+        ("aabb", 4, False),
     ],
 )
 def test_a_rank_with_one_node_sends_only_that(
@@ -253,6 +260,133 @@ def _in_pieces(rank: int, size: int) -> None:
 
 def test_large_tensors_are_gathered_in_pieces(ranks: Pool) -> None:
     ranks(3).run(_in_pieces)
+
+
+# ---- one shard a rank ---------------------------------------------------------------------------
+
+
+def _in_place(
+    rank: int, size: int, dtype: torch.dtype, count: int, kind: str, op: str, memory: str
+) -> None:
+    tensors = [shard_of(dtype, count, shard, kind) for shard in range(size)]
+    x = (
+        ringkern.empty(count, dtype=dtype)
+        if memory == "shared"
+        else torch.empty(count + 1, dtype=dtype)
+    )
+    x = x[1:] if memory == "shifted" else x[:count]
+    x.copy_(tensors[rank])
+    asked = {"deterministic": "world_invariant", "shards": size}
+    if op == "premul":
+        factor = dist._make_nccl_premul_sum(0.3)  # type: ignore[attr-defined]
+        scaled = [(t.float() * torch.tensor(0.3)).to(dtype) for t in tensors]
+        tensors = [(t * 0.3) for t in tensors] if dtype == torch.float64 else scaled
+        ringkern.ring_all_reduce(x, factor, **asked)
+    elif memory == "async":
+        work = ringkern.ring_all_reduce(x, OPS[op], async_op=True, **asked)
+        assert work is not None
+        work.wait()
+    else:
+        ringkern.ring_all_reduce(x, OPS[op], **asked)
+    assert same(x, expected(tensors, "sum" if op == "premul" else op))
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(["aa", "aaa", "aaaa", "aaaaa", "aaaaaaa"]),
+    st.sampled_from(FLOATS),
+    st.one_of(st.integers(0, 100), st.sampled_from([3000, 60_000, 300_000])),
+    st.sampled_from(["normal", "cancelling", "bits"]),
+    st.sampled_from([*sorted(OPS), "premul"]),
+    st.sampled_from(["plain", "shifted", "shared", "async"]),
+)
+def test_a_tensor_of_each_rank(
+    ranks: Pool, place: str, dtype: torch.dtype, count: int, kind: str, op: str, memory: str
+) -> None:
+    ranks(place).run(_in_place, dtype, count, kind, op, memory)
+
+
+def _other_ops(rank: int, size: int) -> None:
+    asked = {"deterministic": "world_invariant", "shards": size}
+    for op, dtype, value in (
+        (dist.ReduceOp.MAX, torch.float32, size),
+        (dist.ReduceOp.PRODUCT, torch.int64, 24),
+        (dist.ReduceOp.SUM, torch.bool, 1),
+    ):
+        x = torch.full((9,), rank + 1).to(dtype)
+        ringkern.ring_all_reduce(x, op, **asked)
+        assert torch.equal(x, torch.full_like(x, value))
+    for way in ({"algorithm": "one_shot"}, {"algorithm": "two_shot"}, {"protocol": "ll"}):
+        tensors = [shard_of(torch.float32, 3000, shard, "cancelling") for shard in range(size)]
+        x = tensors[rank].clone()
+        ringkern.ring_all_reduce(x, **way, **asked)
+        assert same(x, expected(tensors, "sum"))
+    for way in ({"algorithm": "ring"}, {"protocol": "ll128"}):
+        with pytest.raises(ValueError, match=r"deterministic='world_invariant' and .*: the order"):
+            ringkern.ring_all_reduce(x, **way, **asked)
+
+
+def test_other_ops_and_ways(ranks: Pool) -> None:
+    ranks(4).run(_other_ops)
+
+
+def _compiled(rank: int, size: int) -> None:
+    tensors = [shard_of(torch.float32, 300, shard, "cancelling") for shard in range(size)]
+
+    @torch.compile(backend="eager")
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        ringkern.ring_all_reduce(x, deterministic="world_invariant", shards=size)
+        return x
+
+    assert same(twice(tensors[rank]), expected([t * 2 for t in tensors], "sum"))
+
+
+def test_in_a_compiled_function(ranks: Pool) -> None:
+    ranks(4).run(_compiled)
+
+
+def _refused(rank: int, size: int, place: str, one_call: bool) -> None:
+    x, asked = torch.ones(3), {"deterministic": "world_invariant"}
+    with pytest.raises(ValueError, match="needs shards: how many tensors are added"):
+        ringkern.ring_all_reduce(x, **asked)
+    with pytest.raises(ValueError, match="shards is for deterministic='world_invariant'"):
+        ringkern.ring_all_reduce(x, shards=size)
+    with pytest.raises(ValueError, match=f"8 shards on {size} ranks: in this call each rank has"):
+        ringkern.ring_all_reduce(x, shards=8, **asked)
+    with pytest.raises(ValueError, match="has no PRODUCT of floats"):
+        ringkern.ring_all_reduce(x, dist.ReduceOp.PRODUCT, shards=size, **asked)
+    if not one_call:
+        with pytest.raises(
+            ValueError, match=r"is for one host, and for CPU .*: use ringkern\.ShardS"
+        ):
+            ringkern.ring_all_reduce(x, shards=size, **asked)
+    assert torch.equal(x, torch.ones(3))
+    assert communicator_for(None).adds_by_tree(torch.device("cpu")) == one_call
+    assert communicator_for(None).adds_by_tree(torch.device("cuda")) == (place == "aaa")
+
+
+@pytest.mark.parametrize(
+    ("place", "one_call"), [("aaa", True), ("aaaa", True), ("aabb", False), ("ab", False)]
+)
+def test_a_wrong_call_is_refused(ranks: Pool, place: str, one_call: bool) -> None:
+    ranks(place).run(_refused, place, one_call)
+
+
+def _differ(rank: int, size: int) -> None:
+    kept = (
+        {"deterministic": "world_invariant", "shards": size} if rank else {"algorithm": "one_shot"}
+    )
+    ringkern.ring_all_reduce(torch.ones(3), **kept)
+
+
+def test_ranks_that_do_not_agree_all_fail(ranks: Pool) -> None:
+    outcomes = ranks(4).outcomes(_differ)
+    ranks(4).kill()
+    for outcome in outcomes:
+        assert isinstance(outcome, RankError)
+        assert outcome.kind == "CollectiveMismatchError"
+        assert "deterministic" in str(outcome)
 
 
 # ---- a layer of tensor parallelism --------------------------------------------------------------
