@@ -123,8 +123,8 @@ class MeshLines {
     return Verdict::ok;
   }
 
-  // Waits for `bytes` of a peer's lines, from `first` on, and copies them to `to`, whole lines, even
-  // if only a part of the last one is used.
+  // Waits for `bytes` of a peer's lines, from `first` on, and copies them to `to`. Copies whole
+  // lines, even if only a part of the last one is used.
   Verdict unpack(int peer, int64_t i, int64_t first, int64_t bytes, std::byte* to) {
     DirectLine* line = slot(peer, i) + first / kData;
     for (int64_t done = 0; done < bytes; done += kData, ++line) {

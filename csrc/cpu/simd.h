@@ -80,8 +80,8 @@ class Reducer {
     combine_divided(out, next, a, b, n);
   }
 
-  // Returns whether the inputs of this many ranks are added in the order of core/tree.h. For three it
-  // is the one from rank 0 up.
+  // Returns whether the inputs of this many ranks are added in the order of core/tree.h. For three
+  // it is the one from rank 0 up.
   bool by_tree(int ranks) const { return tree_ && ranks > 3; }
   // Returns whether the inputs of this many ranks must be combined by the functions below, and
   // not by combine(). Two inputs that are not divided are rounded only once anyway.

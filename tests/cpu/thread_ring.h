@@ -169,8 +169,8 @@ T combined(Combine how, T incoming, T mine) {
   FAIL("no such operation");
 }
 
-// The sum of consecutive ranks by the definition of the tree, from the top: the left operand has the
-// largest power of two that is less than all.
+// The sum of consecutive ranks by the definition of the tree, from the top: the left operand has
+// the largest power of two that is less than all.
 template <class T, class Input>
 T sum_by_tree(const Input& input, int first, int count) {
   if (count == 1) return input(first);
