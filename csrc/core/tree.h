@@ -31,10 +31,20 @@ struct ShardTree {
 
   int shards = 1;
 
+  // Returns true if the order is that from shard 0 up: (0 + 1) + 2.
+  RK_HD constexpr bool is_from_first_to_last() const { return shards <= 3; }
+
   // Returns the shards of a rank. The first ranks have one more where they cannot be equal.
   RK_HD constexpr ShardNode run_of(int rank, int ranks) const {
     const int each = shards / ranks, more = shards % ranks;
     return {rank * each + (rank < more ? rank : more), each + (rank < more ? 1 : 0)};
+  }
+
+  // Returns the sums that a shard completes where each is a rank's only one, as bits: bit j stands
+  // for a sum with the node of level j on the left. The lowest one comes first.
+  RK_HD constexpr unsigned completed_by(int shard) const {
+    const auto at = unsigned(shard);
+    return shard + 1 == shards ? at : at & ~(at + 1);
   }
 
   // Returns true if a node of the tree adds these two, which are nodes and neighbours.

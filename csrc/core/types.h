@@ -167,8 +167,8 @@ constexpr bool is_small(DType t) { return kind_of(t) == Kind::floating && size_o
 // rounded once. This needs an all-reduce with every rank's input at hand (core/direct.h). A rank's
 // contribution always has the dtype: the product with the factor of premul_sum is rounded.
 //
-// `tree` sums are added in the order of core/tree.h, a shard a rank, and not from rank 0 up. A CPU
-// alone has them.
+// `tree` sums are added in the order of core/tree.h, a shard a rank, and not from rank 0 up. Small
+// floats are then `wide`.
 struct Reduction {
   DType dtype = DType::f32;
   Combine combine = Combine::sum;
@@ -193,7 +193,7 @@ struct Reduction {
       if (r.combine == Combine::prod) r.combine = Combine::min;
     }
     r.tree = tree && r.can_be_tree();
-    r.wide = wide && r.can_be_wide();
+    r.wide = (wide || r.tree) && r.can_be_wide();
     if (op == Op::avg) r.scale = Scale::divide_result, r.factor = ranks;
     if (op == Op::premul_sum) r.scale = Scale::multiply_input, r.factor = factor;
     return r;

@@ -7,6 +7,7 @@
 
 #include <cstring>
 
+#include "core/tree.h"
 #include "core/types.h"
 
 namespace ringkern {
@@ -80,9 +81,8 @@ class Reducer {
     combine_divided(out, next, a, b, n);
   }
 
-  // Returns whether the inputs of this many ranks are added in the order of core/tree.h. For three
-  // it is the one from rank 0 up.
-  bool by_tree(int ranks) const { return tree_ && ranks > 3; }
+  // Returns whether the inputs of this many ranks are added in another order than from rank 0 up.
+  bool by_tree(int ranks) const { return tree_ && !ShardTree{ranks}.is_from_first_to_last(); }
   // Returns whether the inputs of this many ranks must be combined by the functions below, and
   // not by combine(). Two inputs that are not divided are rounded only once anyway.
   bool widens(int ranks) const { return narrow_ != nullptr && (ranks > 2 || divide_ != nullptr); }

@@ -1,8 +1,8 @@
 // The all-reduce of ranks in several launches over the tensors themselves: `two_shot` over Simple
 // on several GPUs, and between processes.
 //
-// MAPPING    One thread of one rank handles each pack of 16 bytes: it reads the pack from all
-//            inputs and writes it to all outputs. So a rank reads and writes 1/ranks of every other
+// MAPPING    One thread of one rank handles each pack of 16 bytes, or by the tree each word: it reads
+//            it from all inputs and writes it to all outputs. So a rank reads and writes 1/ranks of every other
 //            rank's data.
 // ORDERING   The ranks meet twice. They meet before the first load, because a rank's tensor is
 //            ready only when its launch has begun. They meet after the last store, because only
@@ -33,7 +33,7 @@ struct AcrossPost : MeshPost {
   uint64_t staged, aligned;  // some rank stages; all memory allows 16-byte accesses
 };
 
-template <class A>
+template <class A, bool tree>
 class TensorMesh : public MeshEnds<MeshCount::meetings> {
  public:
   // Called by all threads; `post` is the block's.
@@ -95,38 +95,39 @@ class TensorMesh : public MeshEnds<MeshCount::meetings> {
   // Loads whole packs as one sequence, pack by pack and rank by rank, so that few ranks have as
   // many loads in flight as many ranks.
   RK_DEVICE void reduce(int bytes) const {
-    constexpr int kAtOnce = packs_at_once<A>;
-    const int ranks = geometry_.ranks, stride = 16 * ranks * thread_count();
-    const int whole = Post::get(post_.aligned) != 0 ? bytes / 16 * 16 : 0;
-    Combination<A> combination(arithmetic_, !args_.plan.told);
-    int at = 16 * (rank_ * thread_count() + thread_index()), rank = 0;  // the next to combine
-    int loaded = at, from = 0;                                          // the next to load
+    using Sum = Combination<A, tree>;
+    using Unit = typename Sum::Unit;
+    constexpr int kAtOnce = packs_at_once<A>, kUnit = int(sizeof(Unit));
+    const int ranks = geometry_.ranks, stride = kUnit * ranks * thread_count();
+    const int whole = Post::get(post_.aligned) != 0 ? bytes / kUnit * kUnit : 0;
+    Sum combination(arithmetic_, ranks, !args_.plan.told);
+    int at = kUnit * (rank_ * thread_count() + thread_index()), rank = 0;  // the next to combine
+    int loaded = at, from = 0;                                             // the next to load
     RK_NO_UNROLL while (at < whole) {
-      Words next[kAtOnce] = {};
+      Unit next[kAtOnce] = {};
       for (int i = 0; i < kAtOnce; ++i) {
         if (loaded >= whole) continue;
-        next[i] = ld_stream16(Post::get(post_.ins[from]) + loaded);
+        next[i] = Sum::load(Post::get(post_.ins[from]) + loaded);
         if (++from == ranks) from = 0, loaded += stride;
       }
       // Not unrolled, to keep one combination in the code: it takes next[0], then the packs shift.
       RK_NO_UNROLL for (int i = 0; i < kAtOnce && at < whole; ++i) {
-        combination.take(next[0], rank == 0);
+        combination.take(next[0], rank);
         for (int j = 1; j < kAtOnce; ++j) next[j - 1] = next[j];
         if (++rank < ranks) continue;
-        const Words value = combination.end();
+        const Unit value = combination.end();
         RK_NO_UNROLL for (rank = 0; rank < ranks; ++rank)
-          st_stream16(Post::get(post_.outs[rank]) + at, value);
+          Sum::store(Post::get(post_.outs[rank]) + at, value);
         rank = 0, at += stride;
       }
     }
     RK_NO_UNROLL for (; at < bytes; at += stride) {
-      const int left = int(min64(bytes - at, 16));
+      const int left = int(min64(bytes - at, kUnit));
       RK_NO_UNROLL for (rank = 0; rank < ranks; ++rank)
-        combination.take(load_pack<A::kBytes>(Post::get(post_.ins[rank]) + at, false, left),
-                         rank == 0);
-      const Words value = combination.end();
+        combination.take(Sum::load(Post::get(post_.ins[rank]) + at, left), rank);
+      const Unit value = combination.end();
       RK_NO_UNROLL for (rank = 0; rank < ranks; ++rank)
-        store_pack<A::kBytes>(Post::get(post_.outs[rank]) + at, value, false, left);
+        Sum::store(Post::get(post_.outs[rank]) + at, value, left);
     }
   }
 
@@ -237,7 +238,7 @@ class TensorMesh : public MeshEnds<MeshCount::meetings> {
   const int channel_;
 };
 
-template <class T, bool sum>
+template <class T, bool sum, bool tree>
 RK_KERNEL(kMostAcrossThreads, kBlocksPerSM)
 across(RK_ARGUMENT AcrossArgs args) {
   // The same as ring_kernel.
@@ -246,7 +247,7 @@ across(RK_ARGUMENT AcrossArgs args) {
   using A = Arithmetic<T, sum>;
   const A arithmetic(args.reduction);
   RK_SHARED(AcrossPost, post);
-  TensorMesh<A> mesh(args, rank, channel, post, arithmetic);
+  TensorMesh<A, tree> mesh(args, rank, channel, post, arithmetic);
   Verdict verdict = mesh.begin();
   if (verdict == Verdict::ok) verdict = mesh.run();
   mesh.end(verdict);

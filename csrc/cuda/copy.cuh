@@ -79,6 +79,26 @@ class Arithmetic {
       }
     }
   }
+  // The sum of some ranks' words, which is added to another one (core/tree.h).
+  using Node = std::conditional_t<kWidens, Partial, uint64_t>;
+  RK_DEVICE static Node node_of(uint64_t word) {
+    if constexpr (kWidens) {
+      Partial partial = nothing();
+      add(partial, word);
+      return partial;
+    } else {
+      return word;
+    }
+  }
+  RK_DEVICE Node sum_of(const Node& left, const Node& right) const {
+    if constexpr (kWidens) {
+      Partial partial = left;
+      for (int i = 0; i < 8 / kBytes; ++i) partial.at[i] += right.at[i];
+      return partial;
+    } else {
+      return combine(left, right);
+    }
+  }
   // Divides if `verb` does, and rounds. One division in the code, as in `scale`.
   RK_DEVICE uint64_t narrow(Partial partial, Verb verb) const {
     uint64_t word = 0;

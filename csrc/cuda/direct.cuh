@@ -21,13 +21,14 @@
 //            ll.cuh.
 #pragma once
 
-#include "cuda/copy.cuh"
 #include "cuda/mesh_ends.cuh"
+#include "cuda/packs.cuh"
 
 namespace ringkern::cuda {
 
 // `adds`: each rank adds its own residual to the sum that it stores, and not to what it sends.
-template <class A, bool adds = false>
+// `tree`: sums are added in the order of core/tree.h.
+template <class A, bool adds = false, bool tree = false>
 class LLMesh : public MeshEnds<MeshCount::rounds> {
  public:
   // Called by all threads; `post` is the block's.
@@ -59,7 +60,9 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
  private:
   static constexpr int kData = line_data_bytes(Protocol::ll);
   static constexpr int kLine = line_bytes(Protocol::ll);
-  static constexpr int kAtOnce = 4;  // ranks whose lines are loaded before the first is checked
+  // Ranks whose lines are loaded before the first is checked. By the tree, the open nodes of small
+  // floats take the registers of two.
+  static constexpr int kAtOnce = tree && A::kWidens ? 2 : 4;
 
   // Position of a line: the part of the chunk and the index within it.
   struct Place {
@@ -135,17 +138,20 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
       const uint64_t residual = active ? residual_of(user, line) : 0;
       uint64_t value = 0, next[kAtOnce] = {};
       auto partial = A::nothing();
+      Combination<A, true> by_tree(arithmetic_, geometry_.ranks, /*multiplies=*/false);
       RK_NO_UNROLL for (int rank = 0; rank < geometry_.ranks; ++rank) {
         if (rank % kAtOnce == 0) {
           const Verdict verdict = read_lines(rank, line, active, mine, next);
           if (verdict != Verdict::ok) return verdict;
         }
-        if (arithmetic_.widens()) A::add(partial, next[0]);
+        if constexpr (tree) by_tree.take(next[0], rank);
+        else if (arithmetic_.widens()) A::add(partial, next[0]);
         else value = rank == 0 ? next[0] : arithmetic_.combine(value, next[0]);
         // Keeps one combination in the code: it takes next[0], then the words shift.
         for (int i = 1; i < kAtOnce; ++i) next[i - 1] = next[i];
       }
-      if (arithmetic_.widens()) value = arithmetic_.narrow(partial, Verb::recv_reduce_copy);
+      if constexpr (tree) value = by_tree.result();
+      else if (arithmetic_.widens()) value = arithmetic_.narrow(partial, Verb::recv_reduce_copy);
       else if (arithmetic_.divides(Verb::recv_reduce_copy)) value = arithmetic_.divide(value);
       if (active) store(user, line, value, residual);
       if (active && !all) write_to_all(1, line, value);
@@ -289,7 +295,7 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
   Verdict verdict_ = Verdict::ok;
 };
 
-template <class T, bool sum>
+template <class T, bool sum, bool tree>
 RK_KERNEL(kMaxThreads, kBlocksPerSM)
 direct_kernel(RK_ARGUMENT DirectArgs args) {
   // The same as ring_kernel does.
@@ -298,7 +304,7 @@ direct_kernel(RK_ARGUMENT DirectArgs args) {
   using A = Arithmetic<T, sum>;
   const A arithmetic(args.reduction);
   RK_SHARED(MeshPost, post);
-  LLMesh<A> mesh(args, rank, channel, post, arithmetic);
+  LLMesh<A, false, tree> mesh(args, rank, channel, post, arithmetic);
   Verdict verdict = mesh.begin();
   if (verdict == Verdict::ok) verdict = run_direct(args.plan, channel, mesh);
   mesh.end(verdict);

@@ -147,23 +147,24 @@ static_assert(std::is_trivially_copyable_v<AcrossArgs>);
 const void* kernel_for(Protocol protocol, DType dtype, Combine combine);
 // The same with a clock, for float32 and the sum alone; takes one TimedArgs.
 const void* timed_kernel_for(Protocol protocol);
-// The same for the direct all-reduces, with one DirectArgs.
-const void* direct_kernel_for(DType dtype, Combine combine);
+// The same for the direct all-reduces, with one DirectArgs. `tree`: floats are added in the order of
+// core/tree.h.
+const void* direct_kernel_for(DType dtype, Combine combine, bool tree = false);
 // The same and then a norm, with one NormArgs; null where the dtype has none.
 const void* norm_kernel_for(DType dtype);
 
 // The all-reduce over the tensors themselves, of ranks that are all in one launch: takes one
-// InPlaceArgs, and a thread for each 16 bytes of a tensor.
-inline constexpr int kMostInPlaceThreads = 512;  // of a block
+// InPlaceArgs, and a thread for each 16 bytes of a tensor, or by the tree for each 8.
+inline constexpr int kMostInPlaceThreads = 512;  // of a block; by the tree half as many
 struct InPlaceArgs {
   Reduction reduction;
   Tensors tensors;
 };
-const void* in_place_kernel(DType dtype, Combine combine);
+const void* in_place_kernel(DType dtype, Combine combine, bool tree = false);
 // The same for ranks in several launches, each with one AcrossArgs. Smaller blocks leave a thread
 // registers for more loads.
 inline constexpr int kMostAcrossThreads = 256;
-const void* across_kernel(DType dtype, Combine combine);
+const void* across_kernel(DType dtype, Combine combine, bool tree = false);
 
 // A ring of one: out = in, multiplied if the reduction does so. Takes one AloneArgs.
 struct AloneArgs {

@@ -193,6 +193,7 @@ bool Launcher::start(std::span<const Task> tasks, std::span<const Task> all) {
   const auto stream = static_cast<cudaStream_t>(task.stream);
   const DType dtype = task.reduction.dtype;
   const Combine combine = task.reduction.combine;
+  const bool tree = is_by_tree(task.reduction);
   if (task.algorithm == Algorithm::ring) {
     Plan plan = Plan::make(task.collective, task.protocol, ranks_, task.count, size_of(dtype),
                            kPlanWorkers, geometry_, shape.channels, task.root);
@@ -206,7 +207,7 @@ bool Launcher::start(std::span<const Task> tasks, std::span<const Task> all) {
                   shape.threads, stream);
   }
   if (in_place)
-    return launch(across_kernel(dtype, combine), across_arguments(tasks, all, shape.channels),
+    return launch(across_kernel(dtype, combine, tree), across_arguments(tasks, all, shape.channels),
                   shape.threads, stream);
   if (task.norm != nullptr) {
     const RowPlan plan =
@@ -220,7 +221,7 @@ bool Launcher::start(std::span<const Task> tasks, std::span<const Task> all) {
   const DirectPlan plan =
       DirectPlan::make(task.algorithm, ranks_, task.count, size_of(dtype),
                        mesh_.chunk_bytes(task.algorithm), shape.channels, /*ahead=*/0);
-  return launch(direct_kernel_for(dtype, combine), arguments<DirectArgs>(tasks, plan),
+  return launch(direct_kernel_for(dtype, combine, tree), arguments<DirectArgs>(tasks, plan),
                 shape.threads, stream);
 }
 
@@ -293,10 +294,11 @@ Args Launcher::arguments(std::span<const Task> tasks, const P& plan) const {
 // `drain`, and none in a graph, where it would cost two nodes.
 void Launcher::run_in_place(const Task& task, const Tensors& tensors) {
   InPlaceArgs args{task.reduction, tensors};
-  const int threads = in_place_threads(tensors.bytes);
-  const auto blocks = unsigned(div_up(tensors.bytes, int64_t(16) * threads));
+  const bool tree = is_by_tree(task.reduction);
+  const int threads = in_place_threads(tensors.bytes, tree);
+  const auto blocks = unsigned(div_up(tensors.bytes, int64_t(tree ? 8 : 16) * threads));
   const auto stream = static_cast<cudaStream_t>(task.stream);
-  const void* kernel = in_place_kernel(task.reduction.dtype, task.reduction.combine);
+  const void* kernel = in_place_kernel(task.reduction.dtype, task.reduction.combine, tree);
   if (capture_of(stream) != 0) return launch_kernel(kernel, blocks, threads, &args, stream);
   const auto turn = order_.follow_last(stream, /*blocks=*/0);
   launch_kernel(kernel, blocks, threads, &args, stream);

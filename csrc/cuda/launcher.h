@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/interfaces.h"
+#include "core/tree.h"
 #include "cuda/launch.h"
 #include "cuda/launch_order.h"
 #include "cuda/messages.h"
@@ -106,6 +107,10 @@ class Launcher {
   void check_resident() const;
   bool start(std::span<const Task> tasks, std::span<const Task> all);
   bool works() const;
+  // Returns true if the ranks are added in another order than from rank 0 up.
+  bool is_by_tree(const Reduction& reduction) const {
+    return reduction.tree && !ShardTree{ranks_}.is_from_first_to_last();
+  }
   void run_alone(const Task& task);
   void run_in_place(const Task& task, const Tensors& tensors);
   AcrossArgs across_arguments(std::span<const Task> tasks, std::span<const Task> all,

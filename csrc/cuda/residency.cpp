@@ -26,6 +26,10 @@ void for_each_kernel(F&& with_threads) {
     }
     f(alone_kernel(DType(d)));
     if (const void* const norm = norm_kernel_for(DType(d))) f(norm);
+    if (kind_of(DType(d)) != Kind::floating) continue;
+    f(direct_kernel_for(DType(d), Combine::sum, /*tree=*/true));
+    with_threads(in_place_kernel(DType(d), Combine::sum, true), kMostInPlaceThreads / 2);
+    with_threads(across_kernel(DType(d), Combine::sum, true), kMostAcrossThreads);
   }
 }
 

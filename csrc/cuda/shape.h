@@ -20,6 +20,6 @@ Tensors tensors_of(std::span<const Task> all);
 
 // Returns the threads of a block of the all-reduce over the tensors themselves, each of `bytes`.
 // There are as many blocks as needed.
-int in_place_threads(int64_t bytes);
+int in_place_threads(int64_t bytes, bool tree);
 
 }  // namespace ringkern::cuda

@@ -19,7 +19,7 @@ TEST_CASE("every field of a call is read back from its words") {
       for (const int mode : {0, 1, 2, 3}) {
         const bool wide = mode & 1, tree = mode & 2;
         const Reduction r = Reduction::of(Op(op), DType(d), 3, 0.5, wide, tree);
-        if (wide != r.wide || tree != r.tree) continue;  // the same call as without
+        if (wide != r.wide || tree != r.tree) continue;  // the same call as another
         if (r.combine != combine_of(Op(op))) continue;   // the same call as of another op
         CHECK_EQ(reduction_bits(r) >> kReductionBits, uint64_t(0));
         for (int c = 0; c < kCollectives; ++c)
@@ -66,8 +66,9 @@ TEST_CASE("only sums of floats are added by a tree") {
   for (int d = 0; d < kDTypes; ++d)
     for (int op = 0; op < kOps; ++op) {
       const bool sum = combine_of(Op(op)) == Combine::sum;
-      CHECK_EQ(Reduction::of(Op(op), DType(d), 3, 1.0, /*wide=*/false, /*tree=*/true).tree,
-               sum && kind_of(DType(d)) == Kind::floating);
+      const Reduction r = Reduction::of(Op(op), DType(d), 3, 1.0, /*wide=*/false, /*tree=*/true);
+      CHECK_EQ(r.tree, sum && kind_of(DType(d)) == Kind::floating);
+      CHECK_EQ(r.wide, r.tree && is_small(DType(d)));
     }
 }
 

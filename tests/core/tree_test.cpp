@@ -58,6 +58,24 @@ std::string over_ranks(ShardTree tree, int ranks, int& nodes) {
   return all.kept[0];
 }
 
+TEST_CASE("the sums that a shard completes, if each rank has one, are those of the open nodes") {
+  for (int shards = 1; shards <= ShardTree::kMostShards; shards += shards < 70 ? 1 : 53) {
+    const ShardTree tree{shards};
+    OpenNodes open(tree);
+    bool in_order = true;
+    for (int shard = 0; shard < shards; ++shard) {
+      const unsigned before = unsigned(open.count()), completed = tree.completed_by(shard);
+      const int sums = open.take({shard, 1});
+      CHECK_EQ(std::popcount(completed), sums);
+      in_order = in_order && sums == (shard > 0);
+      // The open nodes are those of the bits of a shard's number.
+      CHECK_EQ(unsigned(std::popcount(unsigned(shard))), before);
+      CHECK_EQ(completed & unsigned(shard), completed);
+    }
+    CHECK_EQ(tree.is_from_first_to_last(), in_order);
+  }
+}
+
 TEST_CASE("up to 64 shards on up to 16 ranks are added in one order") {
   for (int shards = 1; shards <= 64; ++shards)
     for (int ranks = 1; ranks <= 16 && ranks <= shards; ++ranks) {

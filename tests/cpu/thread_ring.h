@@ -13,6 +13,7 @@
 
 #include "check.h"
 #include "cpu/threads.h"
+#include "cuda/model.h"
 #include "reduce/ops.h"
 
 namespace ringkern::test {
@@ -155,30 +156,6 @@ inline std::string shown(const Call& c, const ThreadRing& ring) {
 }
 
 // ---- the model ----------------------------------------------------------------------------------
-
-template <class T>
-T combined(Combine how, T incoming, T mine) {
-  switch (how) {
-#define RK_CASE(c) \
-  case Combine::c: \
-    if constexpr (combines<Combine::c, T>) return combine<Combine::c>(incoming, mine); \
-    break;
-    RK_COMBINES(RK_CASE)
-#undef RK_CASE
-  }
-  FAIL("no such operation");
-}
-
-// The sum of consecutive ranks by the definition of the tree, from the top: the left operand has
-// the largest power of two that is less than all.
-template <class T, class Input>
-T sum_by_tree(const Input& input, int first, int count) {
-  if (count == 1) return input(first);
-  int left = 1;
-  while (2 * left < count) left *= 2;
-  return combined(Combine::sum, sum_by_tree<T>(input, first, left),
-                  sum_by_tree<T>(input, first + left, count - left));
-}
 
 // The element that position `owner` finishes: every rank's contribution in the order of the ring.
 template <class T>

@@ -21,7 +21,7 @@ using namespace ringkern::cuda;
 namespace {
 
 TEST_CASE("every collective has its kernel") {
-  std::set<const void*> kernels;
+  std::set<const void*> kernels, trees;
   for (int p = 0; p < kProtocols; ++p)
     for (int d = 0; d < kDTypes; ++d) {
       for (int c = 0; c < kCombines; ++c)
@@ -39,6 +39,11 @@ TEST_CASE("every collective has its kernel") {
     kernels.insert(in_place_kernel(DType(d), Combine::max));
     kernels.insert(across_kernel(DType(d), Combine::sum));
     kernels.insert(across_kernel(DType(d), Combine::max));
+    for (const auto kernel : {&direct_kernel_for, &in_place_kernel, &across_kernel}) {
+      const void* const tree = kernel(DType(d), Combine::sum, /*tree=*/true);
+      if (kind_of(DType(d)) == Kind::floating) trees.insert(tree);
+      else CHECK(tree == kernel(DType(d), Combine::sum, false));
+    }
   }
   for (int p = 0; p < kProtocols; ++p) kernels.insert(timed_kernel_for(Protocol(p)));
   constexpr DType kNormed[] = {DType::f32, DType::f16, DType::bf16};
@@ -48,6 +53,11 @@ TEST_CASE("every collective has its kernel") {
   // Dtypes with equal storage share kernels.
   std::set<const void*> stored;
   for (int d = 0; d < kDTypes; ++d) stored.insert(alone_kernel(DType(d)));
+  std::set<const void*> floats;
+  for (int d = 0; d < kDTypes; ++d)
+    if (kind_of(DType(d)) == Kind::floating) floats.insert(alone_kernel(DType(d)));
+  CHECK_EQ(trees.size(), 3 * floats.size());
+  for (const void* tree : trees) CHECK(!kernels.contains(tree) && tree != nullptr);
   CHECK_EQ(kernels.size(), 2 * (kProtocols + 3) * stored.size() + kProtocols + std::size(kNormed));
 }
 

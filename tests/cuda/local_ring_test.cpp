@@ -52,7 +52,7 @@ struct Call {
   Op op;
   int64_t count, offset;
   int root;
-  bool wide = false;
+  bool wide = false, tree = false;
 };
 
 template <class T>
@@ -70,7 +70,7 @@ void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, con
   task.collective = call.collective;
   task.algorithm = call.algorithm;
   task.protocol = call.protocol;
-  task.reduction = Reduction::of(call.op, dtype, k, 0.75, call.wide);
+  task.reduction = Reduction::of(call.op, dtype, k, 0.75, call.wide, call.tree);
   task.count = n;
   task.root = call.root;
   std::vector<Task> tasks(ranks, task);
@@ -105,8 +105,9 @@ void run_call(LocalRing& ring, const std::vector<int>& devices, DType dtype, con
     if (std::memcmp(found.data(), expected[size_t(r)].data(), found.size()) != 0)
       FAIL_CHECK(std::string(name_of(call.collective)) + " " + name_of(call.algorithm) + " " +
                  name_of(call.protocol) + " " + name_of(dtype) + "[" + std::to_string(n) + "] " +
-                 name_of(call.op) + (task.reduction.wide ? " in floats" : "") + ": rank " +
-                 std::to_string(r) + " of " + std::to_string(k) + " is wrong");
+                 name_of(call.op) + (task.reduction.wide ? " in floats" : "") +
+                 (task.reduction.tree ? " by a tree" : "") + ": rank " + std::to_string(r) +
+                 " of " + std::to_string(k) + " is wrong");
   }
 }
 
@@ -143,10 +144,10 @@ void run_ring(const std::vector<int>& devices, int count_of_orders, bool apart =
                                                    random);
             call.collective = Collective::all_reduce;
             for (const Algorithm algorithm : {Algorithm::one_shot, Algorithm::two_shot})
-              for (const bool wide : {false, true}) {
+              for (const int mode : {0, 1, 2}) {
                 if (!direct_runs_over(algorithm, Protocol(p))) continue;
                 call.algorithm = algorithm;
-                call.wide = wide;
+                call.wide = mode == 1, call.tree = mode == 2;
                 run_call<typename decltype(tag)::type>(ring, devices, DType(d), call, orders,
                                                        streams, random);
               }

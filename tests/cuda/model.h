@@ -127,34 +127,53 @@ std::vector<std::vector<T>> model(const Plan& plan, const Reduction& reduction,
   return out;
 }
 
-// All ranks, in order: small floats added in float32, rounded once.
+// The sum of consecutive ranks by the definition of the tree, from the top: the left operand has
+// the largest power of two that is less than all.
+template <class T, class Input>
+T sum_by_tree(const Input& input, int first, int count) {
+  if (count == 1) return input(first);
+  int left = 1;
+  while (2 * left < count) left *= 2;
+  return combined(Combine::sum, sum_by_tree<T>(input, first, left),
+                  sum_by_tree<T>(input, first + left, count - left));
+}
+
+// All ranks: small floats combined in float32, rounded once.
 template <class T>
 T wide_model(const Reduction& reduction, const std::vector<std::vector<T>>& in, size_t i) {
   using enum Reduction::Scale;
   if constexpr (is_small_float<T>) {
-    float all = to_float(scaled(reduction, multiply_input, in[0][i]));
-    for (size_t rank = 1; rank < in.size(); ++rank)
-      all = combined(reduction.combine, all,
-                     to_float(scaled(reduction, multiply_input, in[rank][i])));
+    const auto input = [&](int rank) {
+      return to_float(scaled(reduction, multiply_input, in[size_t(rank)][i]));
+    };
+    const int k = int(in.size());
+    float all = reduction.tree ? sum_by_tree<float>(input, 0, k) : input(0);
+    for (int rank = 1; rank < k && !reduction.tree; ++rank)
+      all = combined(reduction.combine, all, input(rank));
     return from_float<T>(reduction.scale == divide_result ? all / float(reduction.factor) : all);
   }
   return in[0][i];
 }
 
-// Returns the results of a direct all-reduce on each rank: in the order of the ranks.
+// Returns the results of a direct all-reduce on each rank: in the order of the ranks, or of the
+// tree.
 template <class T>
 std::vector<std::vector<T>> direct_model(const Reduction& reduction,
                                          const std::vector<std::vector<T>>& in) {
   using enum Reduction::Scale;
+  const int k = int(in.size());
   std::vector<T> out(in[0].size());
   for (size_t i = 0; i < out.size(); ++i) {
-    if (reduction.wide && in.size() > 1) {
+    if (reduction.wide && k > 1) {
       out[i] = wide_model(reduction, in, i);
       continue;
     }
-    out[i] = scaled(reduction, multiply_input, in[0][i]);
-    for (size_t rank = 1; rank < in.size(); ++rank)
-      out[i] = combined(reduction.combine, out[i], scaled(reduction, multiply_input, in[rank][i]));
+    const auto input = [&](int rank) {
+      return scaled(reduction, multiply_input, in[size_t(rank)][i]);
+    };
+    out[i] = reduction.tree ? sum_by_tree<T>(input, 0, k) : input(0);
+    for (int rank = 1; rank < k && !reduction.tree; ++rank)
+      out[i] = combined(reduction.combine, out[i], input(rank));
     out[i] = scaled(reduction, divide_result, out[i]);
   }
   return std::vector<std::vector<T>>(in.size(), out);

@@ -35,7 +35,9 @@ class Resources(NamedTuple):
         str  # or "direct", "norm", "in_place", "across", "alone", "messages", "probe": csrc/cuda
     )
     dtype: str
-    combine: str  # "sum", or "any": with a switch over the others; "timed": the sum, with a clock
+    # "sum", or "any": with a switch over the others; "tree": the sum in the order of core/tree.h;
+    # "timed": the sum, with a clock.
+    combine: str
     arch: str
     registers: int
     stack: int
@@ -87,7 +89,9 @@ def name_of(mangled: str) -> tuple[str, str, str]:
     if timed := re.search(r"12timed_kernelILNS_8ProtocolE(\d+)EEEvNS0_9TimedArgsE$", mangled):
         return protocols()[int(timed[1])], "f32", "timed"
     ring = re.search(r"11ring_kernelILNS_8ProtocolE(\d+)E(?:NS_)?(.+)Lb([01])EE", mangled)
-    direct = re.search(r"(13direct_kernel|8in_place|6across)I(?:NS_)?(.+)Lb([01])EE", mangled)
+    direct = re.search(
+        r"(13direct_kernel|8in_place|6across)I(?:NS_)?(.+)Lb([01])ELb([01])EE", mangled
+    )
     norm = re.search(r"11norm_kernelI(?:NS_)?(.+)EEvNS0_8NormArgsE$", mangled)
     alone = re.search(r"5aloneI(?:NS_)?(.+)EEv", mangled)
     found = ring[2] if ring else direct[2] if direct else alone[1] if alone else None
@@ -98,7 +102,8 @@ def name_of(mangled: str) -> tuple[str, str, str]:
                 return protocols()[int(ring[1])], dtype, "sum" if ring[3] == "1" else "any"
             if direct:
                 name = "direct" if direct[1] == "13direct_kernel" else direct[1].lstrip("86")
-                return name, dtype, "sum" if direct[3] == "1" else "any"
+                sums = "tree" if direct[4] == "1" else "sum"
+                return name, dtype, sums if direct[3] == "1" else "any"
             if norm:
                 return "norm", dtype, "sum"
             return "alone", dtype, "-"

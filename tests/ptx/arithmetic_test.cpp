@@ -72,6 +72,16 @@ void check(Wish wish) {
   }
 }
 
+// Whether a direct all-reduce keeps small floats wide, and adds by a tree.
+struct Mode {
+  bool wide, tree;
+};
+constexpr Mode kModes[] = {{false, false}, {true, false}, {false, true}};
+bool has_mode(DType dtype, Op op, bool wide, bool tree) {
+  const Reduction r = Reduction::of(op, dtype, 2, 0.75, wide, tree);
+  return (!wide || r.wide) && (!tree || r.tree);
+}
+
 template <class F>
 void for_each_reduction(F f) {
   for (int d = 0; d < kDTypes; ++d)
@@ -93,12 +103,12 @@ TEST_CASE("rings combine as the reference does") {
 
 TEST_CASE("direct all-reduces combine as the reference does") {
   for (const bool across : {false, true})
-    for (const bool wide : {false, true})
+    for (const auto& [wide, tree] : kModes)
       for_each_reduction([&](DType dtype, Op op) {
-        if (wide && !Reduction::of(op, dtype, 2, 0.75, true).wide) return;
+        if (!has_mode(dtype, op, wide, tree)) return;
         Wish wish;
         wish.protocol = Protocol::ll, wish.direct = true, wish.norm = false;
-        wish.dtype = dtype, wish.op = op, wish.wide = wide, wish.across = across;
+        wish.dtype = dtype, wish.op = op, wish.wide = wide, wish.tree = tree, wish.across = across;
         check(wish);
       });
 }
@@ -108,24 +118,29 @@ TEST_CASE("norms have the bits of their definition") {
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       Wish wish;
       wish.protocol = Protocol::ll, wish.direct = true, wish.across = false, wish.norm = true;
-      wish.dtype = dtype, wish.op = Op::sum, wish.wide = wide;
+      wish.dtype = dtype, wish.op = Op::sum, wish.wide = wide, wish.tree = false;
       check(wish);
     }
 }
 
 // Uses the kernel that reads all inputs and writes all outputs; those of rank 0 are separate.
-void check_in_place(DType dtype, Op op, int ranks, bool wide, int64_t start) {
-  const Reduction reduction = Reduction::of(op, dtype, ranks, 0.75, wide);
-  if (wide && !reduction.wide) return;
+void check_in_place(DType dtype, Op op, int ranks, const Mode& mode, int64_t start) {
+  const auto [wide, tree] = mode;
+  const Reduction reduction = Reduction::of(op, dtype, ranks, 0.75, wide, tree);
+  if (!has_mode(dtype, op, wide, tree)) return;
   constexpr int threads = 64;
   std::vector<std::vector<std::byte>> in;
-  for (int r = 0; r < ranks; ++r) in.push_back(operands(dtype, r % 2));
+  for (int r = 0; r < ranks; ++r) {
+    in.push_back(operands(dtype, r % 2));
+    // By the tree a thread takes half as much, and the machine has 8192.
+    if (tree) in.back().resize(std::min<size_t>(in.back().size(), 60'000));
+  }
   InPlaceArgs args;
   args.reduction = reduction;
   args.tensors.bytes = int64_t(in[0].size());
   args.tensors.ranks = ranks;
   args.tensors.aligned = start == 0;
-  const auto blocks = int(div_up(args.tensors.bytes, 16 * threads));
+  const auto blocks = int(div_up(args.tensors.bytes, (tree ? 8 : 16) * threads));
   Machine& m = machine();
   m.reset({}, 1, blocks, threads);
   for (int r = 0; r < ranks; ++r) {
@@ -137,8 +152,12 @@ void check_in_place(DType dtype, Op op, int ranks, bool wide, int64_t start) {
     args.tensors.in[r] = from;
     args.tensors.out[r] = r == 0 ? add("the output") : from;
   }
-  Launch launch{
-      call_of(in_place_kernel(dtype, reduction.combine), args), {0}, blocks, threads, nullptr, 0};
+  Launch launch{call_of(in_place_kernel(dtype, reduction.combine, tree), args),
+                {0},
+                blocks,
+                threads,
+                nullptr,
+                0};
   m.start(launch);
   m.run();
   with_dtype(dtype, [&](auto tag) {
@@ -153,17 +172,21 @@ void check_in_place(DType dtype, Op op, int ranks, bool wide, int64_t start) {
       std::vector<T> out(inputs[0].size());
       m.memory().read(args.tensors.out[r], out.data(), args.tensors.bytes);
       if (std::memcmp(out.data(), expected[size_t(r)].data(), size_t(args.tensors.bytes)) != 0)
-        FAIL_CHECK(std::string(name_of(dtype)) + " " + name_of(op) + (wide ? " in floats" : "") +
+        FAIL_CHECK(std::string(name_of(dtype)) + " " + name_of(op) +
+                   (wide   ? " in floats"
+                    : tree ? " by a tree"
+                           : "") +
                    ": rank " + std::to_string(r) + " of " + std::to_string(ranks) + " is wrong");
     }
   });
 }
 
 TEST_CASE("over the tensors themselves, ranks combine as the reference does") {
-  for (const bool wide : {false, true})
+  for (const Mode& mode : kModes)
     for_each_reduction([&](DType dtype, Op op) {
-      check_in_place(dtype, op, 2, wide, 0);
-      check_in_place(dtype, op, 9, wide, size_of(dtype) % 16);  // more than are loaded at once
+      check_in_place(dtype, op, 2, mode, 0);
+      check_in_place(dtype, op, 9, mode, size_of(dtype) % 16);  // more than are loaded at once
+      if (mode.tree && op == Op::sum) check_in_place(dtype, op, 31, mode, 0);
     });
 }
 

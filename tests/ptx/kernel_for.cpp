@@ -32,31 +32,34 @@ std::string protocol_name(Protocol p) { return "(ringkern::Protocol)" + std::to_
 std::string template_name(DType dtype, Combine combine) {
   const std::string type =
       with_dtype(dtype, [](auto tag) { return type_name<typename decltype(tag)::type>(); });
-  return type + ", " + (combine == Combine::sum ? "true" : "false") + ">";
+  return type + ", " + (combine == Combine::sum ? "true" : "false");
+}
+std::string template_name(DType dtype, Combine combine, bool tree) {
+  return template_name(dtype, combine) + (tree ? ", true>" : ", false>");
 }
 
 }  // namespace
 
 const void* kernel_for(Protocol protocol, DType dtype, Combine combine) {
   return &ptx::kernel_named("ring_kernel<" + protocol_name(protocol) + ", " +
-                            template_name(dtype, combine));
+                            template_name(dtype, combine) + ">");
 }
 const void* timed_kernel_for(Protocol protocol) {
   return &ptx::kernel_named("timed_kernel<" + protocol_name(protocol) + ">");
 }
-const void* direct_kernel_for(DType dtype, Combine combine) {
-  return &ptx::kernel_named("direct_kernel<" + template_name(dtype, combine));
+const void* direct_kernel_for(DType dtype, Combine combine, bool tree) {
+  return &ptx::kernel_named("direct_kernel<" + template_name(dtype, combine, tree));
 }
 const void* norm_kernel_for(DType dtype) {
   const std::string type =
       with_dtype(dtype, [](auto tag) { return type_name<typename decltype(tag)::type>(); });
   return &ptx::kernel_named("norm_kernel<" + type + (type.ends_with('>') ? " >" : ">"));
 }
-const void* in_place_kernel(DType dtype, Combine combine) {
-  return &ptx::kernel_named("in_place<" + template_name(dtype, combine));
+const void* in_place_kernel(DType dtype, Combine combine, bool tree) {
+  return &ptx::kernel_named("in_place<" + template_name(dtype, combine, tree));
 }
-const void* across_kernel(DType dtype, Combine combine) {
-  return &ptx::kernel_named("across<" + template_name(dtype, combine));
+const void* across_kernel(DType dtype, Combine combine, bool tree) {
+  return &ptx::kernel_named("across<" + template_name(dtype, combine, tree));
 }
 const void* alone_kernel(DType dtype) {
   return with_dtype(dtype, [](auto tag) -> const void* {

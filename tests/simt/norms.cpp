@@ -12,7 +12,7 @@ namespace simt {
 void Ring::choose_norm(Call& call) {
   const Reduction& r = call.reduction;
   const bool possible = call.direct && !call.across && call.plan.count > 0 &&
-                        r.combine == Combine::sum && r.scale == Reduction::Scale::none;
+                        r.combine == Combine::sum && r.scale == Reduction::Scale::none && !r.tree;
   if (!possible || !wish_.norm.value_or(norms_() % 4 == 0)) return;
   if (r.dtype == DType::f32) add_norm<float>(call);
   if (r.dtype == DType::f16) add_norm<f16_t>(call);

@@ -277,8 +277,11 @@ void Ring::add_call() {
     choose_direct(call, size_of(dtype));
     // Not a matter of the seed: what it chooses next stays what it was.
     const bool wide = wish_.operands ? wish_.wide : call.plan.count % 2 == 0;
-    call.reduction = Reduction::of(op, dtype, ranks_, 0.75, wide);
+    const bool tree = wish_.tree.value_or(call.plan.count % 4 > 1);
+    call.reduction = Reduction::of(op, dtype, ranks_, 0.75, wide, tree);
     if (call.reduction.wide) cover("wide", name_of(op));
+    if (call.reduction.tree)
+      cover(call.across ? "tree across" : "tree over lines", ranks_ > 4 ? "many" : "few");
   } else {
     const Plan& one = call.plan;
     const bool shards =
@@ -525,9 +528,11 @@ void Ring::start_next(int seat) {
     return call_of(kernel, all.emplace_back(arguments<Args>(call, launch.ranks)));
   };
   const auto [dtype, combine] = std::pair(call.reduction.dtype, call.reduction.combine);
-  if (call.across) launch.kernel = of(across_kernel(dtype, combine), across_arguments_);
+  const bool tree = call.reduction.tree;
+  if (call.across) launch.kernel = of(across_kernel(dtype, combine, tree), across_arguments_);
   else if (call.by_rows) launch.kernel = of(norm_kernel_for(dtype), norm_arguments_);
-  else if (call.direct) launch.kernel = of(direct_kernel_for(dtype, combine), direct_arguments_);
+  else if (call.direct)
+    launch.kernel = of(direct_kernel_for(dtype, combine, tree), direct_arguments_);
   else if (!call.rows.empty())
     launch.kernel = of(timed_kernel_for(call.plan.protocol), timed_arguments_);
   else launch.kernel = of(kernel_for(call.plan.protocol, dtype, combine), arguments_);

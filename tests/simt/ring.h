@@ -53,7 +53,8 @@ struct Wish {
   bool shipped = false;  // slots and threads as they ship, and of the channels a few
   // Returns the input of each rank; the only call is then an all-reduce of that.
   std::function<std::vector<std::byte>(int rank)> operands;
-  bool wide = false;  // the field of Reduction for that call
+  bool wide = false;         // the field of Reduction for that call
+  std::optional<bool> tree;  // whether direct all-reduces of which that is possible add by a tree
   bool find_races = true;
   bool verbose = false;
 };
