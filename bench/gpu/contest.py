@@ -22,6 +22,7 @@ from bench.gpu.cases import ALGORITHMS, WAYS
 DIRECT_MOST = 16 << 20  # bytes up to which the algorithms besides the ring compete
 MEMORY_SHARE = 0.7  # of what is free
 LAUNCH = "launch"
+TREE = "world_invariant"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Settings:
     """A contest.
 
     Attributes:
-        ways: of ringkern, as in cases.WAYS, or "auto", its default; each a contender.
+        ways: of ringkern, as in cases.WAYS, or "auto", its default, or TREE, its default in the
+            order of a tree; each a contender.
         sizes: bytes of a rank's tensor, float32.
         nccl: path of a libnccl, or "".
     """
@@ -83,7 +85,9 @@ def contend(
     calls = timing.calls_for(size, settings.ranks)
 
     def ringkern_call(way: str) -> Any:
-        return lambda: ring.all_reduce(buffers.tensors, **WAYS.get(way, {}))
+        by_tree = {"deterministic": TREE, "shards": settings.ranks}
+        asked = by_tree if way == TREE else WAYS.get(way, {})
+        return lambda: ring.all_reduce(buffers.tensors, **asked)
 
     ways = [way for way in settings.ways if way not in ALGORITHMS or size <= DIRECT_MOST]
     contenders = [timing.Timed(f"ringkern/{way}", ringkern_call(way), calls) for way in ways]

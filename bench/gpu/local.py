@@ -2,7 +2,8 @@
 
 The values are such that every sum is exact: there is one right result in whatever order the ranks
 combine. ``tests/cuda`` has a model of the order and of its rounding. Last, for each k, values are
-random: all ranks must agree to the bit, and with float64 but for rounding.
+random: all ranks must agree to the bit, and with float64 but for rounding; and with
+``deterministic="world_invariant"`` they must have the bits of the tree's definition.
 """
 
 from __future__ import annotations
@@ -121,6 +122,20 @@ def check_random(tally: cases.Tally, ring: Any, device: str) -> None:
             error = ((tensors[0].double() - wanted).norm() / wanted.norm()).item()
             if not error <= tolerance:  # NaN, too
                 tally.wrong.append(f"{name} {dtype} k={ring.size}: relative error {error:.2g}")
+            if "algorithm" not in way:
+                continue  # the ring adds in an order of its own
+            tensors = [row.clone() for row in given]
+            ring.all_reduce(tensors, **way, deterministic="world_invariant", shards=ring.size)
+            wanted = by_tree(given.float()).to(given.dtype)
+            expect_all(tally, tensors, wanted, f"world_invariant {name}")
+
+
+def by_tree(rows: torch.Tensor) -> torch.Tensor:
+    """Returns the sum of the rows by the definition of ``csrc/core/tree.h``, from the top."""
+    if len(rows) == 1:
+        return rows[0]
+    left = 1 << (len(rows) - 1).bit_length() - 1
+    return by_tree(rows[:left]) + by_tree(rows[left:])
 
 
 def expect_all(

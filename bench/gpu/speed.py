@@ -1,10 +1,10 @@
 """Time and bus bandwidth of ranks of one process on one GPU, next to NCCL where one is given.
 
-Without NCCL, what a user gets by default, the ring over each of the three protocols and the direct
-algorithms compete in one process for each number of ranks. NCCL's protocol follows from its
-environment: with it there is a process for each protocol, in which it competes with ringkern's of
-the same name, and one in which both choose, and in which the direct algorithms compete, too. A
-quick run has that last one alone, with all of ringkern's ways.
+Without NCCL, what a user gets by default, the same in the order of a tree, the ring over each of
+the three protocols and the direct algorithms compete in one process for each number of ranks.
+NCCL's protocol follows from its environment: with it there is a process for each protocol, in which
+it competes with ringkern's of the same name, and one in which both choose, and in which the direct
+algorithms compete, too. A quick run has that last one alone, with all of ringkern's ways.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from bench.gpu import device, limits, nccl
 from bench.gpu.bounded import ROOT
 from bench.gpu.cases import ALGORITHMS, ON_HOST, PROTOCOLS, WAYS
-from bench.gpu.contest import LAUNCH, Settings
+from bench.gpu.contest import LAUNCH, TREE, Settings
 from bench.gpu.part import WITHOUT_A_GPU, Context, Failed, write_json
 
 RANKS = (2, 4, 8)
@@ -42,9 +42,9 @@ def run(context: Context) -> None:
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
     broken: list[str] = []
-    groups: list[tuple[str, ...]] = [("auto", *WAYS)]
+    groups: list[tuple[str, ...]] = [("auto", TREE, *WAYS)]
     if context.nccl and not context.quick:
-        groups = [("auto", *ALGORITHMS), *((protocol,) for protocol in PROTOCOLS)]
+        groups = [("auto", TREE, *ALGORITHMS), *((protocol,) for protocol in PROTOCOLS)]
     contests = [(ranks, group) for group in groups for ranks in RANKS]
     for ranks, group in contests:
         if context.left() < 15:

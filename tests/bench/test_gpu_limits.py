@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bench.gpu import cases, limits, speed
+from bench.gpu.contest import TREE
 from bench.gpu.part import Context, Failed
 from ringkern._C import Plan
 from ringkern.tools.model import measured, one_gpu
@@ -117,7 +118,7 @@ def test_the_default_options_are_measured(
     monkeypatch.setattr(speed, "contest", contest)
     with pytest.raises(Failed, match="nothing was measured"):
         speed.run(context)
-    assert asked == [(ranks, ("auto", *cases.WAYS)) for ranks in (2, 4, 8)]
+    assert asked == [(ranks, ("auto", TREE, *cases.WAYS)) for ranks in (2, 4, 8)]
 
 
 def test_a_row_has_the_prediction_for_this_gpu_and_these_kernels(
