@@ -96,6 +96,42 @@ def way_asked(
     return _as_the_extension_takes(asked)
 
 
+def all_reduce_way(
+    algorithm: str,
+    protocol: str,
+    deterministic: str,
+    accumulate: str,
+    *,
+    shards: int | None,
+    ranks: int,
+    tensor: torch.Tensor | None,
+    op: dist.ReduceOp,
+) -> tuple[str, str, bool, bool, bool]:
+    """Like :func:`way_asked` for a call with these ``shards``, op and tensor.
+
+    Returns:
+        The values of :func:`way_asked`, and whether floats are added by a tree over the ranks.
+    """
+    device = "cpu" if tensor is None else tensor.device.type
+    if deterministic != "world_invariant":
+        if shards is not None:
+            raise ValueError("shards is for deterministic='world_invariant'; leave it out")
+        return (*way_asked(algorithm, protocol, deterministic, accumulate, device), False)
+    kept = "deterministic='world_invariant'"
+    if shards is None:
+        raise ValueError(f"{kept} needs shards: how many tensors are added, the same in every run")
+    if shards != ranks:
+        raise ValueError(
+            f"{kept} with {shards} shards on {ranks} ranks: in this call each rank has one "
+            f"shard, its tensor. Use {shards} ranks, or ringkern.ShardSum, which adds several "
+            "shards a rank"
+        )
+    if op == dist.ReduceOp.PRODUCT and tensor is not None and tensor.is_floating_point():
+        raise ValueError(f"{kept} has no PRODUCT of floats")
+    # A result that was rounded on the way would depend on where it was.
+    return (*way_asked(algorithm, protocol, "size_invariant", "float32", device), True)
+
+
 def _of_environment(what: str, given: dict[str, str], device: str) -> str:
     name: str = getattr(config, what)
     there = _C.is_there(device, *_as_the_extension_takes({**given, what: name}))

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from . import _C, news, recorder, regroup
-from .arguments import Op, SupportsDLPack, as_tensor, protocol_name, reduce_op, way_asked
+from .arguments import Op, SupportsDLPack, all_reduce_way, as_tensor, protocol_name, reduce_op
 from .choose import ring_order, tables
 from .config import check_threads, config, timeout_seconds
 from .groups import place_of, resolve_group, untraced
@@ -206,44 +206,28 @@ class Communicator:
     ) -> dist.Work | None:
         """See :func:`ringkern.ring_all_reduce`."""
         tensor = as_tensor(tensor, "tensor", written=True)
-        by_tree = deterministic == "world_invariant"
-        if by_tree:
-            self._check_shards(tensor, reduce_op(op), shards)
-            # A result that was rounded on the way would depend on where it was.
-            deterministic, accumulate = "size_invariant", "float32"
-        elif shards is not None:
-            raise ValueError("shards is for deterministic='world_invariant'; leave it out")
-        way = way_asked(algorithm, protocol, deterministic, accumulate, tensor.device.type)
-        call = (tensor, reduce_op(op), *way)
-        return self._c.all_reduce(*call, async_op, by_tree and self.size > 3)
+        op = reduce_op(op)
+        way = all_reduce_way(
+            algorithm,
+            protocol,
+            deterministic,
+            accumulate,
+            shards=shards,
+            ranks=self.size,
+            tensor=tensor,
+            op=op,
+        )
+        if way[-1] and not self.adds_by_tree:
+            raise ValueError(
+                "deterministic='world_invariant' in one call is for one host: use "
+                "ringkern.ShardSum over several"
+            )
+        return self._c.all_reduce(tensor, op, *way, async_op)
 
-    def adds_by_tree(self, device: torch.device) -> bool:
-        """Returns whether one all-reduce adds tensors on ``device`` in the order of
-        ``csrc/core/tree.h``, a shard a rank.
-        """
-        # Several hosts add up the ranks of each first. The tree of three shards, (0 + 1) + 2, is
-        # the order from rank 0 up.
-        return self.hosts.count == 1 and (self.size <= 3 or device.type == "cpu")
-
-    def _check_shards(self, tensor: torch.Tensor, op: Op, shards: int | None) -> None:
-        kept = "deterministic='world_invariant'"
-        if shards is None:
-            raise ValueError(
-                f"{kept} needs shards: how many tensors are added, the same in every run"
-            )
-        if shards != self.size:
-            raise ValueError(
-                f"{kept} with {shards} shards on {self.size} ranks: in this call each rank has one "
-                f"shard, its tensor. Use {shards} ranks, or ringkern.ShardSum, which adds several "
-                "shards a rank"
-            )
-        if op == dist.ReduceOp.PRODUCT and tensor.is_floating_point():
-            raise ValueError(f"{kept} has no PRODUCT of floats")
-        if not self.adds_by_tree(tensor.device):
-            raise ValueError(
-                f"{kept} in one call is for one host, and for CPU tensors if it has more than 3 "
-                "ranks: use ringkern.ShardSum, which adds all others, too"
-            )
+    @property
+    def adds_by_tree(self) -> bool:
+        """Whether one all-reduce can add in the order of ``csrc/core/tree.h``, a shard a rank."""
+        return self.hosts.count == 1  # several hosts add up the ranks of each first
 
     def reduce_scatter(
         self,

@@ -93,7 +93,7 @@ class _Hook:
         result = bucket.buffer()
         # Gradients of all shards but the first were added to zeros, which turns -0 into 0.
         result.add_(0.0)
-        if self._order.count == self._ring.size and self._ring.adds_by_tree(result.device):
+        if self._order.count == self._ring.size and self._ring.adds_by_tree:
             count = self._order.count
             self._ring.all_reduce(
                 result, dist.ReduceOp.AVG, deterministic="world_invariant", shards=count

@@ -26,12 +26,13 @@ import os
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import TracebackType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from . import _C
-from .arguments import Op, SupportsDLPack, as_tensor, protocol_name, reduce_op, way_asked
+from .arguments import Op, SupportsDLPack, all_reduce_way, as_tensor, protocol_name, reduce_op
 from .choose import tables
 from .comm import open_rings
 from .config import config, timeout_seconds
@@ -101,13 +102,13 @@ class Ring:
         *,
         deterministic: str = "auto",
         accumulate: str = "auto",
+        shards: int | None = None,
     ) -> None:
         """See :func:`ring_all_reduce`."""
         self._check_process()
         tensors = _as_tensors(tensors, "tensors", written=True)
-        device = tensors[0].device.type if tensors else "cpu"
-        way = way_asked(algorithm, protocol, deterministic, accumulate, device)
-        self._c.all_reduce(tensors, reduce_op(op), *way)
+        numerics = algorithm, protocol, deterministic, accumulate
+        self._c.all_reduce(*_reduction(tensors, op, *numerics, shards))
 
     def reduce_scatter(
         self,
@@ -199,6 +200,7 @@ def ring_all_reduce(
     *,
     deterministic: str = "auto",
     accumulate: str = "auto",
+    shards: int | None = None,
 ) -> None:
     """Reduces ``tensors``, one for each rank, in place; afterwards they are bit-identical.
 
@@ -212,7 +214,8 @@ def ring_all_reduce(
         tensors: one for each rank, in the order of the ring, with the same number of elements and
             dtype; see :func:`ringkern.ring_all_reduce`. All are on the CPU, or all on CUDA devices;
             several may be on one device. They must not share memory.
-        op, protocol, algorithm, deterministic, accumulate: see :func:`ringkern.ring_all_reduce`.
+        op, protocol, algorithm, deterministic, accumulate, shards: see
+            :func:`ringkern.ring_all_reduce`.
 
     Raises:
         TypeError: see :func:`ringkern.ring_all_reduce`; also if dtypes differ, or for one tensor
@@ -224,9 +227,9 @@ def ring_all_reduce(
     """
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg="ringkern.local cannot be part of a graph")
-        _outside_graph(tensors, op, algorithm, protocol, deterministic, accumulate)
+        _outside_graph(tensors, op, algorithm, protocol, deterministic, accumulate, shards)
         return
-    _ring_all_reduce(tensors, op, algorithm, protocol, deterministic, accumulate)
+    _ring_all_reduce(tensors, op, algorithm, protocol, deterministic, accumulate, shards)
 
 
 def _ring_all_reduce(
@@ -236,13 +239,12 @@ def _ring_all_reduce(
     protocol: str,
     deterministic: str,
     accumulate: str,
+    shards: int | None,
 ) -> None:
     reduced = _as_tensors(tensors, "tensors", written=True)
     # Checked before the ring is made: a call with wrong arguments must not keep a ring's memory.
     devices = tuple(tensor.device for tensor in reduced)
-    device = devices[0].type if devices else "cpu"
-    op = reduce_op(op)
-    way = way_asked(algorithm, protocol, deterministic, accumulate, device)
+    call = _reduction(reduced, op, algorithm, protocol, deterministic, accumulate, shards)
     key = os.getpid(), devices
     ring = _rings.get(key)
     if ring is None:
@@ -251,7 +253,7 @@ def _ring_all_reduce(
         # Another thread may have made one: all must use the same.
         ring = _rings.setdefault(key, Ring(devices))
     try:
-        ring._c.all_reduce(reduced, op, *way)
+        ring._c.all_reduce(*call)
     except CommUsageError:
         raise  # the program ends
     except RingKernError:
@@ -265,6 +267,30 @@ _outside_graph: Callable[..., None] = untraced(_ring_all_reduce)
 
 # The process is part of the key because a forked child must make its own rings.
 _rings: dict[tuple[int, tuple[torch.device, ...]], Ring] = {}
+
+
+def _reduction(
+    tensors: list[torch.Tensor],
+    op: Op,
+    algorithm: str,
+    protocol: str,
+    deterministic: str,
+    accumulate: str,
+    shards: int | None,
+) -> tuple[Any, ...]:
+    """Returns the arguments of the extension's all-reduce."""
+    op = reduce_op(op)
+    way = all_reduce_way(
+        algorithm,
+        protocol,
+        deterministic,
+        accumulate,
+        shards=shards,
+        ranks=len(tensors),
+        tensor=tensors[0] if tensors else None,
+        op=op,
+    )
+    return tensors, op, *way
 
 
 def _device(device: DeviceLike) -> torch.device:

@@ -80,7 +80,7 @@ def ring_all_reduce(
             excludes the ring, whose order of addition depends on the position.
             ``"world_invariant"``: the bits are also those of :class:`ringkern.ShardSum` with rank
             r's tensor as shard r, which any smaller number of ranks can repeat. For ranks of one
-            host; with more than three, for CPU tensors.
+            host.
         accumulate: ``"dtype"``: partial sums are rounded to the dtype of the tensor. ``"float32"``:
             partial sums of float16, bfloat16 and the 8-bit floats are kept in float32, and the sum
             is rounded once. This excludes the ring. It does not affect other dtypes and ops.
@@ -97,8 +97,8 @@ def ring_all_reduce(
         ValueError: unknown protocol or other name, unsupported device, elements that share memory,
             a read-only or reversed array, ``PREMUL_SUM`` without its factor, a group without this
             rank, the ring with ``"size_invariant"``, ``"world_invariant"`` or ``"float32"``; or
-            ``"world_invariant"`` with other ``shards`` than ranks, a ``PRODUCT`` of floats, or
-            tensors that one call cannot add in its order: use :class:`ringkern.ShardSum`.
+            ``"world_invariant"`` with other ``shards`` than ranks, several hosts (use
+            :class:`ringkern.ShardSum`), or a ``PRODUCT`` of floats.
         CommUsageError: torch.distributed is not initialised, or this is a forked child.
         PeerLostError: a rank died, or left while others still call.
         CollectiveMismatchError: another rank made a different call.

@@ -63,7 +63,7 @@ class Order:
         total = nodes[0]
         if ring.size == 1:
             return _with_one_nan(total, total)
-        if not (self.is_even and ring.adds_by_tree(total.device)):
+        if not (self.is_even and ring.adds_by_tree):
             return self._gathered(ring, nodes)
         ring.all_reduce(total, deterministic="world_invariant", shards=ring.size)
         return total

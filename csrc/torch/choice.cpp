@@ -48,7 +48,7 @@ void apply_request(Task& task, const WayRequest& request, c10::DeviceType on) {
     return;
   }
   task.reduction.tree = request.tree && task.reduction.can_be_tree();
-  task.reduction.wide = request.wide && task.reduction.can_be_wide();
+  task.reduction.wide = (request.wide || task.reduction.tree) && task.reduction.can_be_wide();
   const char* const direct = not_by_ring(task, request);
   std::optional<Algorithm> algorithm = request.algorithm;
   if (direct && algorithm == Algorithm::ring)

@@ -24,7 +24,7 @@ struct WayRequest {
   std::optional<Protocol> protocol;
   bool in_rank_order = false;  // an all-reduce combines every element from rank 0 up
   bool wide = false;           // sums of small floats are kept in float32
-  bool tree = false;           // with in_rank_order, on CPUs: in the order of core/tree.h instead
+  bool tree = false;           // with in_rank_order: in the order of core/tree.h instead
 
   static WayRequest of(const std::string& algorithm, const std::string& protocol,
                        bool in_rank_order = false, bool wide = false, bool tree = false) {

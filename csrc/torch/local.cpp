@@ -278,11 +278,12 @@ void bind_local(py::module_& m) {
           "all_reduce",
           [](TorchLocalRing& r, const Tensors& tensors, const c10d::ReduceOp& op,
              const std::string& algorithm, const std::string& protocol, bool in_rank_order,
-             bool wide) {
-            r.all_reduce(tensors, op, WayRequest::of(algorithm, protocol, in_rank_order, wide));
+             bool wide, bool tree) {
+            r.all_reduce(tensors, op,
+                         WayRequest::of(algorithm, protocol, in_rank_order, wide, tree));
           },
           py::arg("tensors"), py::arg("op"), py::arg("algorithm"), py::arg("protocol"),
-          py::arg("in_rank_order"), py::arg("wide"))
+          py::arg("in_rank_order"), py::arg("wide"), py::arg("tree"))
       .def(
           "reduce_scatter",
           [](TorchLocalRing& r, const Tensors& outputs, const Tensors& inputs,

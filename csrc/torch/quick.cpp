@@ -93,14 +93,9 @@ struct QuickNames {
   }
 };
 
-// Returns the request of a call with these shards; null if the general path has to validate them.
-const WayRequest* request_by_tree(PyObject* shards, int ranks) {
-  static const WayRequest by_tree = WayRequest::of("auto", "auto", true, true, /*tree=*/true);
-  static const WayRequest in_order = WayRequest::of("auto", "auto", true, true);
+bool is_number(PyObject* object, int number) {
   int too_large = 0;
-  if (!PyLong_CheckExact(shards) || PyLong_AsLongAndOverflow(shards, &too_large) != ranks)
-    return nullptr;
-  return ranks > 3 ? &by_tree : &in_order;
+  return PyLong_CheckExact(object) && PyLong_AsLongAndOverflow(object, &too_large) == number;
 }
 
 // quick_all_reduce(tensor, op, group, async_op, protocol, algorithm, deterministic, accumulate,
@@ -121,13 +116,14 @@ PyObject* quick_all_reduce(PyObject*, PyObject* const* args, Py_ssize_t count) {
   TorchCommunicator* const communicator = QuickGroups::all().find(group.ptr());
   if (communicator == nullptr) Py_RETURN_FALSE;
   const at::Tensor& tensor = THPVariable_Unpack(args[0]);
+  // The general path raises the errors of these.
+  if (by_tree && !is_number(args[8], communicator->ranks())) Py_RETURN_FALSE;
   static const WayRequest any;
-  const WayRequest* const request =
-      by_tree ? request_by_tree(args[8], communicator->ranks()) : &any;
-  if (request == nullptr) Py_RETURN_FALSE;
+  static const WayRequest tree = WayRequest::of("auto", "auto", true, true, /*tree=*/true);
   for (const auto& [object, op] : names.ops)
     if (object.ptr() == args[1] && !(by_tree && op == Op::prod))
-      return PyBool_FromLong(communicator->all_reduce_now(tensor, tensor, op, *request));
+      return PyBool_FromLong(
+          communicator->all_reduce_now(tensor, tensor, op, by_tree ? tree : any));
   Py_RETURN_FALSE;
 }
 

@@ -91,13 +91,13 @@ void bind_runner(py::module_& m) {
           "all_reduce",
           [](Runner& r, const at::Tensor& tensor, const c10d::ReduceOp& op,
              const std::string& algorithm, const std::string& protocol, bool in_rank_order,
-             bool wide, bool async_op, bool tree) {
+             bool wide, bool tree, bool async_op) {
             return r.all_reduce(tensor, op,
                                 WayRequest::of(algorithm, protocol, in_rank_order, wide, tree),
                                 async_op);
           },
           py::arg("tensor"), py::arg("op"), py::arg("algorithm"), py::arg("protocol"),
-          py::arg("in_rank_order"), py::arg("wide"), py::arg("async_op"), py::arg("tree") = false)
+          py::arg("in_rank_order"), py::arg("wide"), py::arg("tree"), py::arg("async_op"))
       .def(
           "all_reduce_residual_rms_norm",
           [](Runner& r, const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,

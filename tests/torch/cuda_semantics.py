@@ -6,6 +6,7 @@ Rank 0 makes a call and checks it before rank 1 joins it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 import warnings
@@ -19,13 +20,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _coalescing_manager
 
+from ringkern import local
 from ringkern.backend import Options
 from ringkern.errors import CollectiveTimeoutError, CommAbortedError, CommUsageError
 from tests.comm.exits import join, serve
 from tests.faults.fates import error_of
 from tests.faults.lives import leave_note, wait_for
+from tests.reference import FLOATS
 from tests.torch import fake_cuda
 from tests.torch.fake_cuda import Graph, current, fake, on_device
+from tests.torch.rings import same
+from tests.torch.test_shards import OPS, expected, shard_of
 
 N = 1000
 LONG_S = 50.0
@@ -536,6 +541,36 @@ def lacks(rank: int, size: int, folder: Path) -> None:
         with pytest.raises(TypeError, match=r"ringkern\.backend\.Options"):
             dist.new_group([0, 1], pg_options=object())
         dist.new_group([0, 1], pg_options=Options(on_fault="raise"))
+
+
+# ---- Bits ----------------------------------------------------------------------------------------
+
+
+def sums_by_a_tree(rank: int, size: int, folder: Path) -> None:
+    """The kernels add in the order of the tree; a rank each on one device, and on two."""
+    fake_cuda.start()
+    if rank != 0:
+        return
+    ways: tuple[dict[str, str], ...] = (
+        {},
+        {"algorithm": "one_shot"},
+        {"algorithm": "two_shot", "protocol": "ll"},
+        {"algorithm": "two_shot", "protocol": "simple"},
+    )
+    for devices in ([0] * 4, [0, 1, 0, 1, 1, 0, 0]):
+        ranks, found, right = len(devices), [], []
+        with local.Ring(devices) as ring:
+            for dtype, op, way in itertools.product(FLOATS, OPS, ways):
+                kind = "bits" if op == "avg" else "cancelling"
+                values = [shard_of(dtype, 700, shard, kind) for shard in range(ranks)]
+                right.append(expected(values, op))
+                found.append([value.clone() for value in values])
+                tensors = [on_device(x, device) for x, device in zip(found[-1], devices)]
+                kept = {"deterministic": "world_invariant", "shards": ranks}
+                ring.all_reduce(tensors, OPS[op], **way, **kept)
+        for results, one in zip(found, right, strict=True):
+            for result in results:
+                assert same(result, one), (devices, one.dtype)
 
 
 if __name__ == "__main__":

@@ -104,3 +104,7 @@ def test_a_group_shrinks(
 
 def test_methods_that_only_nccl_has_are_absent(two_ranks: Scenario) -> None:
     two_ranks("lacks")
+
+
+def test_sums_by_a_tree(two_ranks: Scenario) -> None:
+    two_ranks("sums_by_a_tree")
