@@ -79,6 +79,7 @@ def make_backend(
     protocol: str,
     in_rank_order: bool,
     wide: bool,
+    tree: bool,
     maker: Any,
     waits: bool = False,
 ) -> dist.distributed_c10d.Backend: ...
@@ -188,8 +189,8 @@ class Runner:
         protocol: str,
         in_rank_order: bool,
         wide: bool,
+        tree: bool,
         async_op: bool,
-        tree: bool = False,
     ) -> dist.Work | None: ...
     def all_reduce_residual_rms_norm(
         self,
@@ -298,6 +299,7 @@ class LocalRing:
         protocol: str,
         in_rank_order: bool,
         wide: bool,
+        tree: bool,
     ) -> None: ...
     def reduce_scatter(
         self,

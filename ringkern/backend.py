@@ -24,7 +24,7 @@ import ringkern_autoload
 
 from . import _C, comm, news, recorder
 from .arguments import way_asked
-from .config import ON_FAULT, check_threads, config, timeout_seconds
+from .config import DETERMINISTIC, ON_FAULT, check_threads, config, timeout_seconds
 from .hosts import Known, engine_names, find_hosts
 
 
@@ -45,9 +45,14 @@ class Options:
             :class:`ringkern.Communicator`.
         enable_reconfigure: as that of ``init_process_group``: the group has no ranks until
             ``reconfigure`` is called.
+        deterministic: of each all-reduce of the group; see :func:`ringkern.ring_all_reduce`.
+            ``"world_invariant"``: each rank has one shard, also in ``reduce`` and
+            ``reduce_scatter``, which then take the time of an all-reduce. For one host; without
+            ``PRODUCT`` of floats and sparse tensors.
 
     Raises:
-        ValueError: unknown ``inter_host`` or ``on_fault``, or ``threads`` is not 1 to 256.
+        ValueError: unknown ``inter_host``, ``on_fault`` or ``deterministic``, or ``threads`` is not
+            1 to 256.
         NotImplementedError: ``enable_reconfigure`` with a torch before 2.14.
     """
 
@@ -55,12 +60,18 @@ class Options:
     on_fault: str | None = None
     threads: int | None = None
     enable_reconfigure: bool = False
+    deterministic: str = "auto"
 
     def __post_init__(self) -> None:
         engine_names(self.inter_host)
         check_threads(self.threads)
         if self.on_fault not in (None, *ON_FAULT):
             raise ValueError(f"on_fault is {self.on_fault!r}; accepted: {', '.join(ON_FAULT)}")
+        accepted = (*DETERMINISTIC, "world_invariant")
+        if self.deterministic not in accepted:
+            raise ValueError(
+                f"deterministic is {self.deterministic!r}; accepted: {', '.join(accepted)}"
+            )
         if self.enable_reconfigure and not hasattr(dist.distributed_c10d, "_reconfigure"):
             raise NotImplementedError(
                 f"torch {torch.__version__} cannot reconfigure groups: leave enable_reconfigure "
@@ -100,6 +111,11 @@ class _Maker:
         known = Known(tuple(processes), seconds)
         place = store, name, rank, size, seconds
         hosts, roster = find_hosts(*place, self.asked.threads, known)
+        if self.asked.deterministic == "world_invariant" and hosts.count > 1:
+            raise ValueError(
+                "deterministic='world_invariant' of a group is for one host, and its ranks are on "
+                f"{hosts.count}: use ringkern.ShardSum"
+            )
         ring = comm.make_ring(*place, hosts, roster, self.asked.inter_host, self.on_fault)
         return _C.make_members(ring, store, roster, self.on_fault)
 
@@ -121,7 +137,8 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
 
     Raises:
         TypeError: ``backend_options`` is neither :class:`Options` nor ``None``.
-        ValueError: the timeout is not positive, or ``inter_host`` is unknown.
+        ValueError: the timeout is not positive, ``inter_host`` is unknown, or a group of several
+            hosts cannot be ``deterministic="world_invariant"``.
         RendezvousError: a rank of the group did not make its backend within the timeout.
         PeerLostError: a rank of the group ended while this one waited.
     """
@@ -129,6 +146,8 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
     waits = asked.enable_reconfigure or getattr(options, "enable_reconfigure", False)
     # A process that ended at a fault could not go on.
     on_fault = asked.on_fault or config.on_fault or ("raise" if waits else "")
+    by_tree = asked.deterministic == "world_invariant"
+    kept = ("size_invariant", "float32") if by_tree else (asked.deterministic, "auto")
     news.start()
     return _C.make_backend(
         options.store,
@@ -136,7 +155,8 @@ def create(options: Any, backend_options: object = None) -> dist.distributed_c10
         options.group_size,
         options.global_ranks_in_group,  # empty for the default group
         timeout_seconds(options.timeout),
-        *way_asked("auto", "auto", "auto", "auto"),
+        *way_asked("auto", "auto", *kept),
+        by_tree,
         _Maker(asked, options.group_id, on_fault),
         waits,
     )

@@ -207,6 +207,10 @@ WorkPtr RingBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpt
   const at::Tensor& t = only_one(tensors, "tensor");
   if (op_of(o.reduceOp).op != Op::sum)
     throw py::value_error("tensor is sparse; sparse tensors are summed: give ReduceOp.SUM");
+  if (request_.tree)
+    throw py::value_error(
+        "tensor is sparse; deterministic='world_invariant', an option of this group, adds dense "
+        "tensors: use to_dense()");
   Call call = begin(c10d::OpType::_ALLREDUCE_SPARSE, "ringkern:sparse_all_reduce", tensors, {t});
   const Record record(group(), call, ++sequence_, o.asyncOp);
   sum_sparse(t, seat().rank, seat().ranks, [&](const at::Tensor& in) {
@@ -273,10 +277,10 @@ void bind_backend(py::module_& m) {
       "make_backend",
       [](c10::intrusive_ptr<c10d::Store> store, int rank, int size,
          const std::vector<int64_t>& global_ranks, double timeout_s, const std::string& algorithm,
-         const std::string& protocol, bool in_rank_order, bool wide, py::object maker,
+         const std::string& protocol, bool in_rank_order, bool wide, bool tree, py::object maker,
          bool waits) -> c10::intrusive_ptr<c10d::Backend> {
         const Place place{{rank, size}, global_ranks, std::move(store)};
-        const auto request = WayRequest::of(algorithm, protocol, in_rank_order, wide);
+        const auto request = WayRequest::of(algorithm, protocol, in_rank_order, wide, tree);
         const Maker makes(kept(std::move(maker)));
         Members members = waits ? Members{} : makes.make(place, {}, milliseconds(timeout_s));
         const WithoutGil no_gil;
@@ -285,7 +289,7 @@ void bind_backend(py::module_& m) {
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("global_ranks"),
       py::arg("timeout_s"), py::arg("algorithm"), py::arg("protocol"), py::arg("in_rank_order"),
-      py::arg("wide"), py::arg("maker"), py::arg("waits") = false);
+      py::arg("wide"), py::arg("tree"), py::arg("maker"), py::arg("waits") = false);
   m.def(
       "renewal_of",
       [](const c10::intrusive_ptr<c10d::ProcessGroup>& group) {

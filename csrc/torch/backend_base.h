@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "torch/checks.h"
+#include "torch/collectives.h"
 #include "torch/devices.h"
 #include "torch/open_backends.h"
 #include "torch/record.h"
@@ -128,6 +129,7 @@ class BackendBase : public c10d::Backend {
 
   template <class Options>
   WorkPtr over_ring(Call call, const Options& o) {
+    if (request_.tree) reduce_by_tree(call, seat());
     const Record record(group(), call, sequence_ + 1, o.asyncOp);
     std::optional<c10::Stream> stream;
     if (!call.device.is_cpu() && o.asyncOp) stream = side_stream(call.device);

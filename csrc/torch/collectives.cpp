@@ -212,4 +212,32 @@ void add_reduce_scatter(Call& call, const at::Tensor& out, const Tensors& ins, c
     add_reduce(call, result, ins[size_t(r)], op, r, seat, nth(list, size_t(r)));
 }
 
+void reduce_by_tree(Call& call, const Seat& seat) {
+  for (Prepared& p : call.tasks) {
+    Task& task = p.task;
+    const bool scatters = task.collective == Collective::reduce_scatter;
+    const bool reduces = scatters || task.collective == Collective::reduce;
+    if (!reduces && task.collective != Collective::all_reduce) continue;
+    if (kind_of(task.reduction.dtype) == Kind::floating && task.reduction.combine == Combine::prod)
+      throw py::value_error(
+          "deterministic='world_invariant', an option of this group, has no PRODUCT of floats; use "
+          "a group without it");
+    if (!reduces || !task.reduction.can_be_tree()) continue;
+    at::AutoDispatchBelowADInplaceOrView guard;
+    // The input of a list may be known by its first tensor alone.
+    const int64_t numel = scatters ? seat.ranks * p.out.numel() : p.in.numel();
+    const at::Tensor all =
+        at::empty({numel}, p.in.options().memory_format(at::MemoryFormat::Contiguous));
+    const at::Tensor out = std::exchange(p.out, all);
+    if (out.defined()) {
+      const int64_t first = scatters ? seat.rank * out.numel() : 0;
+      p.copies.push_back({out, all.narrow(0, first, out.numel()).view(out.sizes())});
+    }
+    task.collective = Collective::all_reduce;
+    task.root = 0;
+    task.out = all.mutable_data_ptr();
+    if (scatters) task.count *= seat.ranks;
+  }
+}
+
 }  // namespace ringkern::torch_ext

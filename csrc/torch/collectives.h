@@ -77,4 +77,9 @@ void add_reduce_scatter(Call& call, const at::Tensor& out, const at::Tensor& in,
 void add_reduce_scatter(Call& call, const at::Tensor& out, const Tensors& ins, const OpCall& op,
                         const Seat& seat, const std::string& list);
 
+// Replaces each sum of floats that goes round the ring by an all-reduce, of which a rank keeps its
+// part: only an all-reduce adds in the order of core/tree.h. Throws ValueError for a product of
+// floats.
+void reduce_by_tree(Call& call, const Seat& seat);
+
 }  // namespace ringkern::torch_ext

@@ -4,16 +4,21 @@ of ranks, and they are those of one process that adds by the tree.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parameters_to_vector
 
 import ringkern
+from ringkern.backend import Options
 from ringkern.errors import CollectiveMismatchError
 from tests.ranks import Pool
 from tests.torch.rings import same
@@ -111,6 +116,50 @@ def test_the_buckets_do_not_matter(ranks: Pool, variant: str, size: int) -> None
         ranks(n).run(_train, torch.float32, v) for n, v in ((1, "plain"), (size, variant))
     )
     assert {*one} == {*others}
+
+
+def _trained_as_it_is(rank: int, size: int, shards: int, kind: str, deterministic: str) -> str:
+    """A training that knows of no shards; its group has the option."""
+    torch.set_num_threads(1)
+    group = dist.new_group(
+        list(range(size)), backend="ringkern", pg_options=Options(deterministic=deterministic)
+    )
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 50), nn.Tanh(), nn.Linear(50, 5))
+    if kind == "fsdp":
+        model: Any = fully_shard(net, mesh=DeviceMesh.from_group(group, "cpu"))
+    else:
+        model = DistributedDataParallel(net, process_group=group)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9)
+    each = shards // size
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for shard in range(rank * each, (rank + 1) * each):
+            last = shard % each == each - 1
+            if kind == "fsdp":
+                model.set_requires_gradient_sync(last)
+            with contextlib.nullcontext() if kind == "fsdp" or last else model.no_sync():
+                (loss_of(model, step, shard, torch.float32) / each).backward()
+        optimizer.step()
+    if kind == "fsdp":
+        model.unshard()
+    weights = _digest(net)
+    dist.destroy_process_group(group)
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("kind", "shards", "sizes"), [("fsdp", 6, (3, 6)), ("fsdp", 8, (4, 8)), ("ddp", 8, (4, 8))]
+)
+def test_a_group_with_the_option_has_one_shard_a_rank_or_two(
+    ranks: Pool, kind: str, shards: int, sizes: tuple[int, int]
+) -> None:
+    def weights(deterministic: str) -> set[str]:
+        told = shards, kind, deterministic
+        return {w for size in sizes for w in ranks(size).run(_trained_as_it_is, *told)}
+
+    assert len(weights("world_invariant")) == 1
+    assert len(weights("auto")) == 2  # otherwise the test would prove nothing
 
 
 def _strided(rank: int, size: int) -> None:

@@ -4,6 +4,8 @@ and on several, and they are those of the tree's definition.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 import ringkern
 from ringkern import functional
 from ringkern import shards as implementation
+from ringkern.backend import Options
 from ringkern.comm import communicator_for
 from ringkern.errors import CollectiveMismatchError, CommUsageError
 from tests.ranks import Pool, RankError
@@ -121,7 +124,7 @@ def test_another_order_has_other_bits(dtype: torch.dtype) -> None:
 
 def _is_one_call(rank: int, size: int, shards: int) -> bool:
     ring = communicator_for(None)
-    return implementation.order_of(shards, ring).is_even and ring.adds_by_tree(torch.device("cpu"))
+    return implementation.order_of(shards, ring).is_even and ring.adds_by_tree
 
 
 @pytest.mark.parametrize(
@@ -358,12 +361,11 @@ def _refused(rank: int, size: int, place: str, one_call: bool) -> None:
         ringkern.ring_all_reduce(x, dist.ReduceOp.PRODUCT, shards=size, **asked)
     if not one_call:
         with pytest.raises(
-            ValueError, match=r"is for one host, and for CPU .*: use ringkern\.ShardS"
+            ValueError, match=r"in one call is for one host: use ringkern\.ShardSum"
         ):
             ringkern.ring_all_reduce(x, shards=size, **asked)
     assert torch.equal(x, torch.ones(3))
-    assert communicator_for(None).adds_by_tree(torch.device("cpu")) == one_call
-    assert communicator_for(None).adds_by_tree(torch.device("cuda")) == (place == "aaa")
+    assert communicator_for(None).adds_by_tree == one_call
 
 
 @pytest.mark.parametrize(
@@ -438,3 +440,118 @@ def _refused_layers(rank: int, size: int) -> None:
 
 def test_a_wrong_layer_is_refused(ranks: Pool) -> None:
     ranks(2).run(_refused_layers)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+def test_ranks_of_one_process(size: int, dtype: torch.dtype) -> None:
+    asked: dict[str, Any] = {"deterministic": "world_invariant", "shards": size}
+    values = [shard_of(dtype, 3000, shard, "bits") for shard in range(size)]
+    with ringkern.local.Ring(["cpu"] * size) as ring:
+        for op, reduce in (("sum", ringkern.local.ring_all_reduce), ("avg", ring.all_reduce)):
+            tensors = [value.clone() for value in values]
+            reduce(tensors, OPS[op], **asked)
+            for tensor in tensors:
+                assert same(tensor, expected(values, op))
+        for wrong, said in (
+            ({**asked, "shards": None}, "needs shards"),
+            ({**asked, "shards": 8}, f"with 8 shards on {size} ranks"),
+            ({"shards": size}, "leave it out"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                ring.all_reduce(tensors, **wrong)
+            with pytest.raises(ValueError, match=said):
+                ringkern.local.ring_all_reduce(tensors, **wrong)
+        with pytest.raises(ValueError, match="PRODUCT of floats"):
+            ring.all_reduce(tensors, dist.ReduceOp.PRODUCT, **asked)
+
+
+# ---- the option of a backend --------------------------------------------------------------------
+
+
+def _group(size: int) -> dist.ProcessGroup:
+    options = Options(deterministic="world_invariant")
+    group = dist.new_group(list(range(size)), backend="ringkern", pg_options=options)
+    assert group is not None
+    return group
+
+
+def _backend(rank: int, size: int, dtype: torch.dtype, op: str) -> None:
+    group, n = _group(size), 700
+    kinds = ("cancelling", "bits")
+    all_ranks = [[shard_of(dtype, size * n, s, kind) for s in range(size)] for kind in kinds]
+    for tensors in all_ranks:
+        result = expected(tensors, op)
+        mine = result[rank * n : (rank + 1) * n]
+        x, out = tensors[rank].clone(), torch.empty(n, dtype=dtype)
+        dist.reduce_scatter_tensor(out, x, OPS[op], group=group)
+        assert same(out, mine)
+        assert same(x, tensors[rank])
+        out = x[rank * n : (rank + 1) * n]  # in place
+        dist.reduce_scatter_tensor(out, x, OPS[op], group=group)
+        assert same(out, mine)
+        x = tensors[rank].clone()
+        strided = torch.empty(n, 2, dtype=dtype)[:, 0]
+        work = dist.reduce_scatter(strided, list(x.chunk(size)), OPS[op], group, async_op=True)
+        work.wait()
+        assert same(strided.contiguous(), mine)
+        dist.reduce(x, 1, OPS[op], group)
+        assert same(x, result if rank == 1 else tensors[rank])
+        x = tensors[rank].clone()
+        dist.all_reduce(x, OPS[op], group)
+        assert same(x, result)
+    parts = [tensors[rank][: 10 * r + 10].clone() for r in range(size)]  # a reduce each
+    out = torch.empty(10 * rank + 10, dtype=dtype)
+    dist.reduce_scatter(out, parts, OPS[op], group)
+    assert same(out, expected([t[: 10 * rank + 10] for t in tensors], op))
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", sorted(OPS))
+def test_all_reductions_of_a_group(ranks: Pool, size: int, dtype: torch.dtype, op: str) -> None:
+    ranks(size).run(_backend, dtype, op)
+
+
+def _other_kinds(rank: int, size: int) -> None:
+    group = _group(size)
+    pairs = [shard_of(torch.float32, 2 * 30 * size, s, "cancelling") for s in range(size)]
+    out = torch.empty(30, dtype=torch.complex64)
+    dist.reduce_scatter_tensor(out, torch.view_as_complex(pairs[rank].view(-1, 2)), group=group)
+    mine = expected(pairs, "sum")[60 * rank : 60 * (rank + 1)]
+    assert same(torch.view_as_real(out).view(-1), mine)
+    whole = torch.arange(3 * size)
+    numbers = torch.empty(3, dtype=torch.int64)
+    dist.reduce_scatter_tensor(numbers, whole, group=group)
+    assert torch.equal(numbers, size * whole[3 * rank : 3 * rank + 3])
+    dist.all_reduce(numbers, dist.ReduceOp.PRODUCT, group)
+    x = torch.ones(size)
+    for call in (
+        lambda: dist.all_reduce(x, dist.ReduceOp.PRODUCT, group),
+        lambda: dist.reduce_scatter_tensor(x[:1].clone(), x, dist.ReduceOp.PRODUCT, group),
+    ):
+        with pytest.raises(ValueError, match="of this group, has no PRODUCT of floats; use a gro"):
+            call()
+    with pytest.raises(ValueError, match=r"tensor is sparse; .* adds dense tensors"):
+        dist.all_reduce(x.to_sparse(), group=group)
+    dist.barrier(group)
+    dist.destroy_process_group(group)
+
+
+def test_other_kinds_of_data_in_a_group(ranks: Pool) -> None:
+    ranks(4).run(_other_kinds)
+
+
+def _over_hosts(rank: int, size: int) -> None:
+    with pytest.raises(ValueError, match=r"is for one host, and its ranks are on 2: .*ShardSum"):
+        _group(size)
+
+
+def test_a_group_over_hosts_is_refused(ranks: Pool) -> None:
+    ranks("ab").run(_over_hosts)
+
+
+def test_the_option_has_four_values() -> None:
+    with pytest.raises(ValueError, match=r"deterministic is 'yes'; accepted: auto, .*, world_inv"):
+        Options(deterministic="yes")
