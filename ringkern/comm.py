@@ -226,7 +226,7 @@ class Communicator:
 
     @property
     def adds_by_tree(self) -> bool:
-        """Whether one all-reduce can add in the order of ``csrc/core/tree.h``, a shard a rank."""
+        """Tells if one all-reduce can add in the order of ``csrc/core/tree.h``, a shard a rank."""
         return self.hosts.count == 1  # several hosts add up the ranks of each first
 
     def reduce_scatter(

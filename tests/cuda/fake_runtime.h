@@ -34,6 +34,7 @@ struct Launch {
   int device;
   unsigned blocks, threads;
   cudaStream_t stream;
+  std::string kernel;
   cuda::LaunchArgs args;
   std::optional<cuda::DirectArgs> direct;  // in place of args
   std::optional<cuda::NormArgs> norm;      // besides direct
@@ -465,7 +466,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
   }
   auto& launch = runtime.launches.emplace_back();
   launch.device = runtime.current, launch.blocks = blocks.x, launch.threads = threads.x;
-  launch.stream = stream;
+  launch.stream = stream, launch.kernel = name;
   for (const auto& each : std::span(config->attrs, config->numAttrs)) {
     if (each.id == cudaLaunchAttributeMemSyncDomain)
       launch.attributes[each.id] = each.val.memSyncDomain;

@@ -199,6 +199,41 @@ std::vector<Task> direct_tasks(const std::vector<int>& devices, Algorithm algori
   return tasks;
 }
 
+TEST_CASE("the sums of more than three ranks by a tree have kernels of their own") {
+  const auto check = [&](const std::vector<int>& devices, Algorithm algorithm, Protocol protocol,
+                         const std::string& name) {
+    const auto ranks = int(devices.size());
+    for (const bool tree : {false, true})
+      for (const int64_t count : {1000, 10'000'000}) {
+        runtime = {};
+        LocalRing ring(devices, kTimeout);
+        std::vector<Task> tasks = direct_tasks(devices, algorithm);
+        for (Task& task : tasks) {
+          task.protocol = protocol, task.count = count;
+          task.reduction = Reduction::of(Op::sum, DType::f32, ranks, 1.0, false, tree);
+        }
+        ring.run(tasks);
+        CHECK(!runtime.launches.empty());
+        for (const Launch& launch : runtime.launches) {
+          const bool own = tree && ranks > 3;
+          CHECK(launch.kernel.find(name + "<float, true, " + (own ? "true" : "false") + ">") !=
+                std::string::npos);
+          if (!launch.in_place) continue;
+          CHECK(launch.threads <= unsigned(kMostInPlaceThreads / (own ? 2 : 1)));
+          // Each thread takes a word or a pack, and no block is without one.
+          const int64_t block = (own ? 8 : 16) * int64_t(launch.threads);
+          CHECK_EQ(int64_t(launch.blocks), (4 * count + block - 1) / block);
+        }
+      }
+  };
+  for (const auto& devices : {std::vector<int>{0, 0, 0}, {0, 0, 0, 0}}) {
+    check(devices, Algorithm::one_shot, Protocol::ll, "::direct_kernel");
+    check(devices, Algorithm::two_shot, Protocol::simple, "::in_place");
+  }
+  for (const auto& devices : {std::vector<int>{0, 1, 0}, {0, 1, 0, 1}})
+    check(devices, Algorithm::two_shot, Protocol::simple, "::across");
+}
+
 TEST_CASE("a launch with norms is told of each rank's") {
   runtime = {};
   LocalRing ring(kDevices, kTimeout);

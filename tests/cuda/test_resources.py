@@ -61,7 +61,7 @@ def test_every_kernel_is_reported(build: Build) -> None:
 def test_hopper_kernels_use_no_local_memory(build: Build) -> None:
     if "sm_90" not in build.archs:
         pytest.skip(f"built for {' '.join(build.archs)} only")
-    # By a tree, the open nodes of a word of 8-bit floats are 40 floats.
+    # The open nodes of a word of 8-bit floats, in a sum by a tree, are 40 floats.
     floats8 = ("e4m3", "e5m2")
     rows = [
         row

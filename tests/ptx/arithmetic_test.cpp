@@ -72,7 +72,7 @@ void check(Wish wish) {
   }
 }
 
-// Whether a direct all-reduce keeps small floats wide, and adds by a tree.
+// A direct all-reduce keeps small floats wide, or adds by a tree.
 struct Mode {
   bool wide, tree;
 };
@@ -132,7 +132,7 @@ void check_in_place(DType dtype, Op op, int ranks, const Mode& mode, int64_t sta
   std::vector<std::vector<std::byte>> in;
   for (int r = 0; r < ranks; ++r) {
     in.push_back(operands(dtype, r % 2));
-    // By the tree a thread takes half as much, and the machine has 8192.
+    // The machine has 8192 threads, and by the tree each takes half as much.
     if (tree) in.back().resize(std::min<size_t>(in.back().size(), 60'000));
   }
   InPlaceArgs args;

@@ -157,7 +157,7 @@ inline constexpr Equivalent kEquivalent[] = {
     {"direct: constant + 1: setp.gt.s32 sub.s32 shl.b32 r 2 shl.b32 r 3 7 #[35]", kByElements},
     {"simple: constant + 1: setp.lt.s32 sub.s32 min.s32 r r r 5 *", kElements},
     {"simple: constant + 1: setp.gt.s32 sub.s32 min.s32 r r r 15 *", kByElements},
-    {"direct: inverted: bra if or.pred setp.ge.u32 and.b32 r 7 ld.param.s32 (r+232) setp.lt.s32 *",
+    {"*: inverted: bra if or.pred setp.ge.u32 and.b32 r 7 ld.param.s32 (r+232) setp.lt.s32 *",
      kOtherRounds},
     {"direct: inverted: bra if setp.lt.u64 r 16 #3", kNoStep},
     {"direct: constant + 1: setp.eq.s64 r 15 #3", kNoLine},

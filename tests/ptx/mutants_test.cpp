@@ -45,15 +45,17 @@ constexpr Form kForms[] = {
     {"timed ll128", Protocol::ll128, true, true},
     {"probe", {}},
     {"norm", {}},
+    {"tree", {}},
 };
 
 bool is_probe(const Form& form) { return form.name == std::string("probe"); }
 bool is_norm(const Form& form) { return form.name == std::string("norm"); }
+bool is_tree(const Form& form) { return form.name == std::string("tree"); }
 
 ptx::Kernel& kernel_of(const Form& form) {
   const void* kernel = is_probe(form)   ? probe_kernel()
                        : is_norm(form)  ? norm_kernel_for(DType::f32)
-                       : !form.protocol ? direct_kernel_for(DType::f32, Combine::sum)
+                       : !form.protocol ? direct_kernel_for(DType::f32, Combine::sum, is_tree(form))
                        : form.clock     ? timed_kernel_for(*form.protocol)
                        : form.sum       ? kernel_for(*form.protocol, DType::f32, Combine::sum)
                                         : kernel_for(*form.protocol, kOtherType, Combine::prod);
@@ -72,8 +74,8 @@ struct Candidate {
 };
 
 // There are too many of some kinds: what the kernels have in common is tried in some of them, and
-// of constants one in 16. In the kernels with a clock, only what is around a verb is theirs; in the
-// one with a norm, what a direct all-reduce has not.
+// of constants one in 16. In the kernels with a clock, only what is around a verb is theirs; in those
+// with a norm and by a tree, what a direct all-reduce has not.
 bool is_left_out(const Form& form, const ptx::Mutant& m) {
   const bool of_param = m.place.starts_with("ld.param"), constant = m.kind == "constant + 1";
   if (form.clock && (m.kind == "inverted" || m.place.starts_with("ld.global") ||
@@ -97,8 +99,8 @@ std::vector<Candidate> candidates() {
     for (ptx::Mutant& m : ptx::mutants_of(entry)) {
       const std::string what = m.kind + ": " + m.place;
       if (form.name == std::string("direct")) direct.insert(what);
-      if (!is_left_out(form, m) && !(is_norm(form) && direct.contains(what)))
-        all.push_back({&form, ++number, std::move(m)});
+      const bool known = (is_norm(form) || is_tree(form)) && direct.contains(what);
+      if (!is_left_out(form, m) && !known) all.push_back({&form, ++number, std::move(m)});
     }
   }
   return all;
@@ -143,6 +145,7 @@ std::string try_seed(const Form& form, uint64_t seed, bool in_detail) {
   wish.dtype = form.sum ? DType::f32 : kOtherType;
   wish.op = form.sum ? kSums[seed / 3 % 4] : kOthers[seed / 3 % 3];
   wish.norm = is_norm(form);
+  wish.tree = is_tree(form);
   if (is_norm(form)) wish.op = Op::sum;
   wish.most_steps = kMostSteps;
   // A whole tile of Simple takes a large slice.

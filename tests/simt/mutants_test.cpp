@@ -62,7 +62,7 @@ std::string try_seed(int form, uint64_t seed, bool clock, bool in_detail) {
   Wish wish;
   wish.clock = clock;
   wish.norm = form == kNorm;
-  if (form == kNorm) wish.op = Op::sum, wish.dtype = DType::bf16;
+  if (form == kNorm) wish.op = Op::sum, wish.dtype = DType::bf16, wish.tree = false;
   if (form < kDirect) wish.protocol = Protocol(form);
   return found_by_ring(seed, weakening(wish, form >= kDirect, form == kAcross, seed), in_detail);
 }
