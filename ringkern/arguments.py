@@ -105,7 +105,7 @@ def all_reduce_way(
     shards: int | None,
     ranks: int,
     tensor: torch.Tensor | None,
-    op: dist.ReduceOp,
+    op: Op,
 ) -> tuple[str, str, bool, bool, bool]:
     """Like :func:`way_asked` for a call with these ``shards``, op and tensor.
 

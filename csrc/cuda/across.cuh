@@ -1,9 +1,9 @@
 // The all-reduce of ranks in several launches over the tensors themselves: `two_shot` over Simple
 // on several GPUs, and between processes.
 //
-// MAPPING    One thread of one rank handles each pack of 16 bytes, or by the tree each word: it reads
-//            it from all inputs and writes it to all outputs. So a rank reads and writes 1/ranks of every other
-//            rank's data.
+// MAPPING    One thread of one rank handles each pack of 16 bytes, or by the tree each word: it
+//            reads it from all inputs and writes it to all outputs. So a rank reads and writes
+//            1/ranks of every other rank's data.
 // ORDERING   The ranks meet twice. They meet before the first load, because a rank's tensor is
 //            ready only when its launch has begun. They meet after the last store, because only
 //            when all ranks have written is an output complete and an input no longer needed. Each

@@ -60,8 +60,8 @@ class LLMesh : public MeshEnds<MeshCount::rounds> {
  private:
   static constexpr int kData = line_data_bytes(Protocol::ll);
   static constexpr int kLine = line_bytes(Protocol::ll);
-  // Ranks whose lines are loaded before the first is checked. The open nodes of small floats take the
-  // registers of two.
+  // Ranks whose lines are loaded before the first is checked. The open nodes of small floats take
+  // the registers of two.
   static constexpr int kAtOnce = tree && A::kWidens ? 2 : 4;
 
   // Position of a line: the part of the chunk and the index within it.

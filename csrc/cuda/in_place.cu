@@ -1,7 +1,7 @@
 // The all-reduce over the tensors themselves if all ranks are in one launch: `two_shot` over Simple
-// on a GPU. A thread reads one pack, or by the tree one word, from the input of each rank, and writes
-// the result to each output. It waits for no other thread and stages nothing. It writes only bytes that it has read,
-// and no other thread reads them, so inputs may be the outputs.
+// on a GPU. A thread reads one pack, or by the tree one word, from the input of each rank, and
+// writes the result to each output. It waits for no other thread and stages nothing. It writes only
+// bytes that it has read, and no other thread reads them, so inputs may be the outputs.
 #include "cuda/packs.cuh"
 
 namespace ringkern::cuda {

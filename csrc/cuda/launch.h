@@ -147,8 +147,8 @@ static_assert(std::is_trivially_copyable_v<AcrossArgs>);
 const void* kernel_for(Protocol protocol, DType dtype, Combine combine);
 // The same with a clock, for float32 and the sum alone; takes one TimedArgs.
 const void* timed_kernel_for(Protocol protocol);
-// The same for the direct all-reduces, with one DirectArgs. `tree`: floats are added in the order of
-// core/tree.h.
+// The same for the direct all-reduces, with one DirectArgs. `tree`: floats are added in the order
+// of core/tree.h.
 const void* direct_kernel_for(DType dtype, Combine combine, bool tree = false);
 // The same and then a norm, with one NormArgs; null where the dtype has none.
 const void* norm_kernel_for(DType dtype);

@@ -74,8 +74,8 @@ struct Candidate {
 };
 
 // There are too many of some kinds: what the kernels have in common is tried in some of them, and
-// of constants one in 16. In the kernels with a clock, only what is around a verb is theirs; in those
-// with a norm and by a tree, what a direct all-reduce has not.
+// of constants one in 16. In the kernels with a clock, only what is around a verb is theirs; in
+// those with a norm and by a tree, what a direct all-reduce has not.
 bool is_left_out(const Form& form, const ptx::Mutant& m) {
   const bool of_param = m.place.starts_with("ld.param"), constant = m.kind == "constant + 1";
   if (form.clock && (m.kind == "inverted" || m.place.starts_with("ld.global") ||
