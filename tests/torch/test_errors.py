@@ -88,7 +88,7 @@ def test_raising_runs_no_python() -> None:
     x, call, found = torch.ones(3), communicator._c.all_reduce, None
     sys.setprofile(look)
     try:
-        call(x, SUM, "auto", "auto", False, False, False)
+        call(x, SUM, "auto", "auto", False, False, False, False)
     except CommAbortedError as error:
         found = error
     finally:
