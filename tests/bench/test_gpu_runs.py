@@ -131,7 +131,7 @@ class Slow:
         (ipc, "k=2 simple[1]"),
         (missing_peer, "k=2 simple"),
         (backend, "messages, all_reduce"),
-        (speed, "k=2 auto/simple"),
+        (speed, "k=2 auto/world_invariant"),
         (processes, "8 bytes and more"),
     ],
 )
