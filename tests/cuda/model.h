@@ -30,7 +30,7 @@ T combined(Combine c, T x, T y) {
     RK_COMBINES(RK_CASE)
 #undef RK_CASE
   }
-  return x;
+  throw std::logic_error("no such operation");
 }
 
 template <class T>
